@@ -1,0 +1,139 @@
+//! Channels to daemons and the sockets that daemons listen on.
+//!
+//! Two transports carry the same services: a Unix socket, and a pipe inside one process for embedded
+//! mode. A socket is created with mode 0600 under a temporary name and renamed into place, so that it
+//! is never open to others and never names a dead listener of this process. Peers must be root or the
+//! daemon's own user.
+//!
+//! What survives a crash: a dead socket file. The next listener replaces it; a client that meets it
+//! gets `Unavailable`.
+
+use hyper_util::rt::TokioIo;
+use layer::{Context, Error, ErrorKind, Result};
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::io::DuplexStream;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
+use tonic::transport::{Channel, Endpoint, Server, Uri};
+use tower::service_fn;
+
+/// Bytes buffered in each direction of an in-process connection.
+const PIPE_BYTES: usize = 1 << 20;
+/// HTTP/2 windows: large enough that a chunk upload is not paced by window updates.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// How long a client waits for a socket to accept it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+fn endpoint() -> Endpoint {
+    // The URI is never resolved: the connector decides where the bytes go.
+    Endpoint::from_static("http://lamella.invalid")
+        .connect_timeout(CONNECT_TIMEOUT)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+}
+
+fn server() -> Server {
+    Server::builder()
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+}
+
+/// Connects to a daemon's Unix socket. `Unavailable` when nobody listens there.
+pub async fn unix(path: &Path) -> Result<Channel> {
+    let target = path.to_path_buf();
+    let connector = service_fn(move |_: Uri| {
+        let target = target.clone();
+        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(target).await?)) }
+    });
+    endpoint().connect_with_connector(connector).await.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("connect to {}", path.display()))
+            .with_source(error)
+    })
+}
+
+/// A channel to a Unix socket that connects on first use and again after the daemon was restarted.
+pub fn unix_lazy(path: &Path) -> Channel {
+    let target = path.to_path_buf();
+    endpoint().connect_with_connector_lazy(service_fn(move |_: Uri| {
+        let target = target.clone();
+        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(target).await?)) }
+    }))
+}
+
+/// Serves `routes` inside this process and returns a channel to them. The server ends with the last
+/// clone of the channel. Must be called in a tokio runtime.
+pub async fn in_process(routes: Routes) -> Result<Channel> {
+    let (client, service) = tokio::io::duplex(PIPE_BYTES);
+    let incoming = tokio_stream::once(Ok::<DuplexStream, io::Error>(service));
+    tokio::spawn(async move {
+        if let Err(error) = server().add_routes(routes).serve_with_incoming(incoming).await {
+            tracing::error!(%error, "in-process server ended");
+        }
+    });
+    let mut client = Some(client);
+    let connector = service_fn(move |_: Uri| {
+        let client = client.take().map(TokioIo::new);
+        async move { client.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    endpoint().connect_with_connector(connector).await.map_err(|error| {
+        Error::new(ErrorKind::Internal, "connect inside the process").with_source(error)
+    })
+}
+
+/// Listens on a Unix socket until `shutdown` resolves, then ends calls in flight and removes the socket.
+pub async fn serve_unix(
+    path: &Path,
+    routes: Routes,
+    shutdown: impl Future<Output = ()>,
+) -> Result<()> {
+    let listener = bind(path)?;
+    let own_uid = std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::uid(&m)).ok();
+    let incoming = UnixListenerStream::new(listener).filter(move |connection| {
+        connection.as_ref().map_or(true, |stream| {
+            let peer = stream.peer_cred().map(|credentials| credentials.uid()).ok();
+            let known = peer == Some(0) || (peer.is_some() && peer == own_uid);
+            if !known {
+                tracing::warn!(?peer, "refused a connection of another user");
+            }
+            known
+        })
+    });
+    let served = server()
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(incoming, shutdown)
+        .await
+        .map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("serve {}", path.display()))
+                .with_source(error)
+        });
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(%error, path = %path.display(), "remove socket");
+        }
+        _ => {}
+    }
+    served
+}
+
+fn bind(path: &Path) -> Result<UnixListener> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let name = || format!("listen on {}", path.display());
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::io(name(), error));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(&temporary).context(name)?;
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600)).context(name)?;
+    std::fs::rename(&temporary, path).context(name)?;
+    Ok(listener)
+}

@@ -1,0 +1,17 @@
+//! The native interface of Lamella: messages, services, and how they map to inner types.
+//!
+//! With default features off only the messages between the runtime and its zygote are compiled, so
+//! that the program inside a sandbox links neither tonic nor tokio.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "rpc")]
+pub mod connect;
+#[cfg(feature = "rpc")]
+pub mod status;
+
+/// The generated messages, clients and servers of `proto/v1/*.proto`.
+#[cfg(feature = "rpc")]
+#[allow(missing_docs, unreachable_pub, rust_2018_idioms, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("lamella.v1");
+}
