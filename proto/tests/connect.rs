@@ -1,0 +1,117 @@
+//! The same service over both transports, and what a client sees when nobody listens.
+
+use layer::ErrorKind;
+use proto::v1::layer_fs_client::LayerFsClient;
+use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
+use proto::v1::*;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+/// A test double that answers `Stats` with its number and refuses the rest with a typed error.
+struct Numbered(u32);
+
+fn refuse<T>() -> Result<Response<T>, Status> {
+    Err(proto::status::to_status(layer::Error::new(
+        ErrorKind::Busy,
+        "the double does nothing else",
+    )))
+}
+
+#[tonic::async_trait]
+impl LayerFs for Numbered {
+    async fn attach(&self, _: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
+        refuse()
+    }
+    async fn detach(&self, _: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
+        refuse()
+    }
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        Ok(Response::new(StatsResponse { pid: self.0, ..StatsResponse::default() }))
+    }
+    async fn complete(
+        &self,
+        _: Request<CompleteRequest>,
+    ) -> Result<Response<CompleteResponse>, Status> {
+        refuse()
+    }
+    async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
+        refuse()
+    }
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
+        refuse()
+    }
+}
+
+fn routes(number: u32) -> tonic::service::Routes {
+    tonic::service::Routes::new(LayerFsServer::new(Numbered(number)))
+}
+
+async fn number_of(client: &mut LayerFsClient<tonic::transport::Channel>) -> layer::Result<u32> {
+    let answer = client.stats(StatsRequest {}).await.map_err(proto::status::from_status)?;
+    Ok(answer.into_inner().pid)
+}
+
+struct Server {
+    stop: oneshot::Sender<()>,
+    done: tokio::task::JoinHandle<layer::Result<()>>,
+}
+
+impl Server {
+    async fn start(path: &Path, number: u32) -> Self {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let socket = path.to_path_buf();
+        let done = tokio::spawn(async move {
+            let shutdown = async move {
+                stopped.await.unwrap_or_default();
+            };
+            proto::connect::serve_unix(&socket, routes(number), shutdown).await
+        });
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+        Self { stop, done }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.done.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_service_answers_inside_the_process_and_its_errors_keep_their_kind() {
+    let channel = proto::connect::in_process(routes(7)).await.unwrap();
+    let mut client = LayerFsClient::new(channel);
+    assert_eq!(number_of(&mut client).await.unwrap(), 7);
+    let refused = client.drain(DrainRequest { force: false }).await.unwrap_err();
+    assert_eq!(proto::status::from_status(refused).kind(), ErrorKind::Busy);
+}
+
+#[tokio::test]
+async fn a_socket_is_private_and_gone_after_shutdown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.sock");
+    let server = Server::start(&path, 8).await;
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut client = LayerFsClient::new(proto::connect::unix(&path).await.unwrap());
+    assert_eq!(number_of(&mut client).await.unwrap(), 8);
+    drop(client);
+    server.stop().await;
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn nobody_listening_is_unavailable_and_a_lazy_channel_finds_the_next_listener() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.sock");
+    let refused = proto::connect::unix(&path).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    let mut client = LayerFsClient::new(proto::connect::unix_lazy(&path));
+    assert_eq!(number_of(&mut client).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let server = Server::start(&path, 9).await;
+    assert_eq!(number_of(&mut client).await.unwrap(), 9);
+    server.stop().await;
+}
