@@ -36,17 +36,17 @@ impl ErrorKind {
     /// The errno that a reader of a file system sees for this kind.
     pub fn errno(self) -> i32 {
         match self {
-            Self::NotFound => 2,             // ENOENT
-            Self::Exists => 17,              // EEXIST
-            Self::Invalid => 22,             // EINVAL
-            Self::Corrupt => 5,              // EIO
-            Self::Unsupported => 95,         // EOPNOTSUPP
-            Self::Denied => 13,              // EACCES
-            Self::Busy => 16,                // EBUSY
-            Self::NoSpace => 28,             // ENOSPC
-            Self::Unavailable => 5,          // EIO
-            Self::Timeout => 5,              // EIO: readers of files know no ETIMEDOUT
-            Self::Internal => 5,             // EIO
+            Self::NotFound => 2,     // ENOENT
+            Self::Exists => 17,      // EEXIST
+            Self::Invalid => 22,     // EINVAL
+            Self::Corrupt => 5,      // EIO
+            Self::Unsupported => 95, // EOPNOTSUPP
+            Self::Denied => 13,      // EACCES
+            Self::Busy => 16,        // EBUSY
+            Self::NoSpace => 28,     // ENOSPC
+            Self::Unavailable => 5,  // EIO
+            Self::Timeout => 5,      // EIO: readers of files know no ETIMEDOUT
+            Self::Internal => 5,     // EIO
         }
     }
 

@@ -17,7 +17,8 @@ fn to_hex(bytes: &[u8]) -> String {
 
 fn from_hex<const N: usize>(what: &str, text: &str) -> Result<[u8; N]> {
     let digits = text.as_bytes();
-    let refuse = || Error::invalid(format!("{what} {text:?} is not {} lower-case hex digits", N * 2));
+    let refuse =
+        || Error::invalid(format!("{what} {text:?} is not {} lower-case hex digits", N * 2));
     if digits.len() != N * 2 {
         return Err(refuse());
     }

@@ -3,8 +3,20 @@
 //! The normative description of everything that is stored is `docs/format.md`.
 #![forbid(unsafe_code)]
 
+pub mod chunk;
+pub mod environment;
+pub mod erofs;
 pub mod error;
 pub mod id;
+mod input;
+mod json;
+pub mod layer_file;
+pub mod location;
+pub mod manifest;
+pub mod pack;
+pub mod presence;
+pub mod reference;
+pub mod tree;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use id::{ChunkDigest, Digest, EnvId, LayerId, PackId};
