@@ -1,0 +1,14 @@
+//! The store: immutable objects on a POSIX directory (3FS through its mount is one) or in memory.
+//!
+//! [`backend`] moves bytes and knows names; [`Store`] knows what the objects are and checks every byte that
+//! it hands out against a digest. All calls block: daemons call them from threads that may.
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod key;
+mod url;
+mod writer;
+
+pub use backend::{Backend, Upload};
+pub use key::Key;
+pub use url::open;
