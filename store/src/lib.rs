@@ -5,10 +5,21 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod checked;
+pub mod codec;
 mod key;
+mod leases;
+mod locations;
+mod number;
+mod objects;
+mod pack;
+mod references;
 mod url;
 mod writer;
 
 pub use backend::{Backend, Upload};
 pub use key::Key;
+pub use leases::{Lease, MAX_LEASE_IDS};
+pub use objects::{MAX_LAYER_FILE_BYTES, Store};
+pub use pack::{PackWriter, SealedPack};
 pub use url::open;
