@@ -1,0 +1,294 @@
+//! From an index to a published layer: the pipeline, and the library's entry points.
+//!
+//! CRASH: nothing is visible before `commit_layer`; whatever dies earlier leaves only chunks that no
+//! layer names, which the image daemon collects, and unnamed spool files, which the kernel frees.
+
+use crate::content::Content;
+use crate::digest::{Facts, digest_all};
+use crate::encode::{Encoder, Totals};
+use crate::index::{Index, NodeIx, NodeKind};
+use crate::options::BuildOptions;
+use crate::path;
+use crate::plan::plan;
+use crate::progress::{Phase, Progress};
+use crate::publish::Publisher;
+use crate::source::{Loaded, Source};
+use layer::environment::RunConfig;
+use layer::erofs::writer;
+use layer::layer_file::LayerFile;
+use layer::manifest::{Features, Manifest};
+use layer::tree::{Body, FileData, Inode, InodeIx, Kind, Rdev, Tree, Xattr};
+use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use std::collections::BTreeMap;
+
+/// The mark of a directory that hides what is below it, as overlayfs writes it.
+pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+
+/// One layer that was built and committed.
+#[derive(Debug, Clone)]
+pub struct BuiltLayer {
+    /// Its id.
+    pub layer_id: LayerId,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Chunks that had to be uploaded.
+    pub new_chunks: u64,
+    /// Their plain bytes.
+    pub new_plain_bytes: u64,
+    /// Their bytes on the store.
+    pub new_stored_bytes: u64,
+    /// Plain bytes that needed no upload: known, repeated or zero.
+    pub reused_plain_bytes: u64,
+}
+
+/// What a build made.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// The layers, bottom first; at least one.
+    pub layers: Vec<BuiltLayer>,
+    /// How to run in it, where the source says so.
+    pub config: Option<RunConfig>,
+}
+
+impl Built {
+    /// The id of the topmost layer.
+    pub fn layer_id(&self) -> LayerId {
+        self.top().layer_id
+    }
+
+    /// The topmost layer.
+    pub fn top(&self) -> &BuiltLayer {
+        // INVARIANT: whoever makes a `Built` puts a layer in.
+        &self.layers[self.layers.len() - 1]
+    }
+
+    /// All ids, bottom first.
+    pub fn layer_ids(&self) -> Vec<LayerId> {
+        self.layers.iter().map(|layer| layer.layer_id).collect()
+    }
+}
+
+/// Builds the layers of a source and commits them. Moves no reference and makes no environment.
+///
+/// Errors name the path they concern: `Invalid` for what no layer can hold, `Corrupt` for broken
+/// archives, `Busy` for files that change meanwhile, `NoSpace` for a full spool or store.
+pub fn build(
+    source: &Source,
+    publisher: &dyn Publisher,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Built> {
+    options.chunking.check()?;
+    progress.phase(Phase::Index, 0, 0);
+    let Loaded { layers, config } = source.load(options, progress)?;
+    let mut built = Vec::with_capacity(layers.len());
+    for loaded in layers {
+        let mut options = options.clone();
+        options.annotations.extend(loaded.annotations);
+        built.push(build_index(&loaded.index, publisher, &options, progress)?);
+    }
+    if built.is_empty() {
+        return Err(Error::invalid("the source holds no layer"));
+    }
+    Ok(Built { layers: built, config })
+}
+
+/// Builds one layer of an index and commits it.
+pub fn build_index(
+    index: &Index,
+    publisher: &dyn Publisher,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<BuiltLayer> {
+    options.chunking.check()?;
+    let nodes = regular_files(index)?;
+    let contents: Vec<&Content> = nodes
+        .iter()
+        .filter_map(|&ix| match &index.node(ix).kind {
+            NodeKind::Regular(content) => Some(content),
+            _ => None,
+        })
+        .collect();
+    let bytes = contents.iter().map(|content| content.size).sum();
+    progress.phase(Phase::Digest, contents.len() as u64, bytes);
+    let threads = options.worker_threads();
+    let facts = digest_all(
+        &contents,
+        &index.origins,
+        &options.chunking,
+        threads,
+        &options.cancel,
+        progress,
+    )?;
+    let plan = plan(&contents, &facts, &options.chunking)?;
+    let inlined: u64 = facts
+        .iter()
+        .map(|facts| if let Facts::Inline(bytes) = facts { bytes.len() as u64 } else { 0 })
+        .sum();
+    drop(facts);
+    tracing::debug!(files = contents.len(), bytes, inlined, chunks = plan.chunks.len(), "planned");
+    let space = u64::from(plan.data_blocks) * u64::from(layer::chunk::BLOCK_BYTES);
+    progress.phase(Phase::Encode, contents.len() as u64, space);
+    let (chunk_table, totals) = Encoder {
+        plan: &plan,
+        contents: &contents,
+        origins: &index.origins,
+        publisher,
+        level: options.compression_level,
+        threads,
+        cancel: &options.cancel,
+        progress,
+    }
+    .run()?;
+    options.cancel.check()?;
+    progress.phase(Phase::Commit, 0, 0);
+    let bodies: BTreeMap<NodeIx, Body> = nodes.into_iter().zip(plan.bodies).collect();
+    let tree = to_tree(index, bodies)?;
+    let metadata = writer::write(&tree, plan.data_blocks)?.bytes;
+    let manifest = manifest(&tree, &chunk_table, &metadata, options);
+    let file = LayerFile { manifest, chunk_table, metadata };
+    let layer_id = publisher.commit_layer(&file.encode()?)?;
+    if layer_id != file.id() {
+        return Err(Error::new(ErrorKind::Internal, "the store calls the layer by another id"));
+    }
+    Ok(finish(layer_id, file.manifest, totals))
+}
+
+fn finish(layer_id: LayerId, manifest: Manifest, totals: Totals) -> BuiltLayer {
+    BuiltLayer {
+        layer_id,
+        manifest,
+        new_chunks: totals.new_chunks,
+        new_plain_bytes: totals.new_plain_bytes,
+        new_stored_bytes: totals.new_stored_bytes,
+        reused_plain_bytes: totals.reused_plain_bytes,
+    }
+}
+
+/// The regular files in path order, each inode once.
+fn regular_files(index: &Index) -> Result<Vec<NodeIx>> {
+    let mut seen = vec![false; index.nodes.len()];
+    let mut files = Vec::new();
+    index.walk(|_, ix| {
+        if matches!(index.node(ix).kind, NodeKind::Regular(_))
+            && !std::mem::replace(&mut seen[ix.0 as usize], true)
+        {
+            files.push(ix);
+        }
+        Ok(())
+    })?;
+    Ok(files)
+}
+
+/// The tree with its inodes numbered in path order.
+fn to_tree(index: &Index, mut bodies: BTreeMap<NodeIx, Body>) -> Result<Tree> {
+    let mut inodes = Vec::new();
+    let mut numbers: Vec<Option<InodeIx>> = vec![None; index.nodes.len()];
+    index.walk(|path, ix| {
+        let number = &mut numbers[ix.0 as usize];
+        if number.is_none() {
+            *number = Some(InodeIx(inodes.len() as u32));
+            inodes.push(inode(index, ix, path, &mut bodies)?);
+        }
+        Ok(())
+    })?;
+    for (at, number) in numbers.iter().enumerate() {
+        let (Some(number), Some(entries)) = (number, index.entries(NodeIx(at as u32))) else {
+            continue;
+        };
+        if let Kind::Directory(names) = &mut inodes[number.index()].kind {
+            names.extend(
+                entries
+                    .iter()
+                    .filter_map(|(name, ix)| Some((name.clone(), numbers[ix.0 as usize]?))),
+            );
+        }
+    }
+    Ok(Tree { inodes })
+}
+
+fn inode(
+    index: &Index,
+    ix: NodeIx,
+    path: &[u8],
+    bodies: &mut BTreeMap<NodeIx, Body>,
+) -> Result<Inode> {
+    let node = index.node(ix);
+    let kind = match &node.kind {
+        NodeKind::Directory(_) => Kind::Directory(BTreeMap::new()),
+        NodeKind::Regular(content) => Kind::Regular(FileData {
+            size: content.size,
+            body: bodies.remove(&ix).unwrap_or(Body::Extents(Vec::new())),
+        }),
+        NodeKind::Symlink(target) => Kind::Symlink(target.clone()),
+        NodeKind::CharDevice(rdev) if *rdev == Rdev::WHITEOUT => {
+            return Err(Error::invalid(format!(
+                "{} is a character device 0/0, which overlayfs takes for a deleted file",
+                path::show(path)
+            )));
+        }
+        NodeKind::CharDevice(rdev) => Kind::CharDevice(*rdev),
+        NodeKind::BlockDevice(rdev) => Kind::BlockDevice(*rdev),
+        NodeKind::Fifo => Kind::Fifo,
+        NodeKind::Socket => Kind::Socket,
+        NodeKind::Whiteout => Kind::CharDevice(Rdev::WHITEOUT),
+        NodeKind::Link(target) => {
+            return Err(Error::invalid(format!(
+                "{} is a hard link to {}, which is not there",
+                path::show(path),
+                path::show(target)
+            )));
+        }
+    };
+    let mut xattrs = node.xattrs.clone();
+    if node.opaque {
+        xattrs.push(Xattr { name: OPAQUE.to_vec(), value: b"y".to_vec() });
+        xattrs.sort();
+    }
+    Ok(Inode { mode: node.mode, uid: node.uid, gid: node.gid, mtime: node.mtime, xattrs, kind })
+}
+
+fn manifest(
+    tree: &Tree,
+    table: &layer::chunk::ChunkTable,
+    metadata: &[u8],
+    options: &BuildOptions,
+) -> Manifest {
+    let (mut files, mut directories, mut plain_bytes) = (0, 0, 0_u64);
+    for inode in &tree.inodes {
+        match &inode.kind {
+            Kind::Directory(_) => directories += 1,
+            Kind::Regular(data) => {
+                files += 1;
+                plain_bytes = plain_bytes.saturating_add(data.size);
+            }
+            _ => files += 1,
+        }
+    }
+    Manifest {
+        annotations: options.annotations.clone(),
+        chunk_table_digest: table.digest(),
+        chunks: table.len() as u64,
+        data_blocks: table.data_blocks(),
+        directories,
+        features: Features::default(),
+        files,
+        kind: options.kind,
+        metadata_bytes: metadata.len() as u64,
+        metadata_digest: Digest::of(metadata),
+        plain_bytes,
+        version: layer::manifest::VERSION,
+    }
+}
+
+/// Publishes an environment of these layers.
+pub fn publish_environment(
+    layers: Vec<LayerId>,
+    config: RunConfig,
+    publisher: &dyn Publisher,
+) -> Result<layer::EnvId> {
+    let environment = layer::environment::Environment::new(layers, config)?;
+    publisher
+        .commit_environment(&environment.canonical())
+        .context(|| "publish an environment".to_owned())
+}

@@ -1,0 +1,170 @@
+//! First reading of the contents: what is equal, what is zero, what is small enough to be inlined.
+//!
+//! The identity of a file is a BLAKE3 over its bytes without its zero pieces, then the list of
+//! those pieces and the size. So a hole and written zeros are the same, and a sparse terabyte costs
+//! no more than its data. It is used inside one build and decides where bundles end; it is stored
+//! nowhere.
+
+use crate::content::{Content, Origin, Place};
+use crate::options::ChunkingOptions;
+use crate::parallel::for_each;
+use crate::progress::{Cancel, Progress};
+use layer::{Error, ErrorKind, Result};
+use std::sync::{Mutex, PoisonError};
+
+/// How much is read at once; a multiple of every piece.
+const READ_BYTES: usize = 1 << 20;
+
+/// What one reading of a file tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Facts {
+    /// The whole content, for files that are inlined.
+    Inline(Vec<u8>),
+    /// Equal files have equal facts.
+    Digested(Identity),
+    /// The content is given by reference to chunks.
+    Referenced,
+}
+
+/// What makes two contents equal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// See the module.
+    pub digest: [u8; 32],
+    /// Runs of zero pieces (offset, bytes), ascending and not touching. Pieces have the chunk size
+    /// and lie at multiples of it; the last one ends with the file.
+    pub zeros: Vec<(u64, u64)>,
+}
+
+/// Reads all contents once, in parallel; the facts come in the order of the contents.
+pub(crate) fn digest_all(
+    contents: &[&Content],
+    origins: &[Origin],
+    chunking: &ChunkingOptions,
+    threads: usize,
+    cancel: &Cancel,
+    progress: &dyn Progress,
+) -> Result<Vec<Facts>> {
+    let slots: Vec<Mutex<Option<Facts>>> = contents.iter().map(|_| Mutex::new(None)).collect();
+    let scratch = || vec![0_u8; READ_BYTES.max(chunking.chunk_bytes as usize)];
+    for_each(threads, contents.len(), cancel, scratch, |buffer, task| {
+        let facts = digest_one(contents[task], origins, chunking, buffer, cancel)?;
+        *slots[task].lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
+        progress.advance(1, contents[task].size);
+        Ok(())
+    })?;
+    slots
+        .into_iter()
+        .map(|slot| {
+            slot.into_inner()
+                .unwrap_or_else(PoisonError::into_inner)
+                .ok_or_else(|| Error::new(ErrorKind::Internal, "a file was not read"))
+        })
+        .collect()
+}
+
+fn digest_one(
+    content: &Content,
+    origins: &[Origin],
+    chunking: &ChunkingOptions,
+    buffer: &mut [u8],
+    cancel: &Cancel,
+) -> Result<Facts> {
+    if matches!(content.place, Place::Chunks(_)) {
+        return Ok(Facts::Referenced);
+    }
+    let open = content.open(origins)?;
+    let size = content.size;
+    if size <= u64::from(chunking.inline_bytes) {
+        let mut bytes = vec![0; size as usize];
+        open.read_at(0, &mut bytes)?;
+        open.finish()?;
+        return Ok(Facts::Inline(bytes));
+    }
+    let piece = u64::from(chunking.chunk_bytes);
+    let mut hasher = blake3::Hasher::new();
+    let mut zeros: Vec<(u64, u64)> = Vec::new();
+    let mut offset = 0;
+    while offset < size {
+        cancel.check()?;
+        // Everything before the next data is zero, as far as whole pieces go.
+        let data = content.next_data(offset).map_or(size, |(start, _)| start / piece * piece);
+        if data > offset {
+            extend(&mut zeros, offset, data - offset);
+            offset = data;
+            continue;
+        }
+        let length = (size - offset).min(buffer.len() as u64);
+        let bytes = &mut buffer[..length as usize];
+        open.read_at(offset, bytes)?;
+        for part in bytes.chunks(piece as usize) {
+            if is_zero(part) {
+                extend(&mut zeros, offset, part.len() as u64);
+            } else {
+                hasher.update(part);
+            }
+            offset += part.len() as u64;
+        }
+    }
+    open.finish()?;
+    for (start, bytes) in &zeros {
+        hasher.update(&start.to_le_bytes());
+        hasher.update(&bytes.to_le_bytes());
+    }
+    hasher.update(&(zeros.len() as u64).to_le_bytes());
+    hasher.update(&size.to_le_bytes());
+    Ok(Facts::Digested(Identity { digest: *hasher.finalize().as_bytes(), zeros }))
+}
+
+fn extend(zeros: &mut Vec<(u64, u64)>, offset: u64, bytes: u64) {
+    match zeros.last_mut() {
+        Some((start, length)) if *start + *length == offset => *length += bytes,
+        _ => zeros.push((offset, bytes)),
+    }
+}
+
+/// Whether all bytes are zero. Most data shows otherwise in its first bytes.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (head, rest) = bytes.split_at(bytes.len().min(16));
+    head.iter().all(|&byte| byte == 0)
+        && rest.chunks(256).all(|chunk| chunk.iter().fold(0, |seen, byte| seen | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::Piece;
+    use crate::progress::Silent;
+
+    fn facts(content: &Content, origins: &[Origin]) -> Facts {
+        let chunking = ChunkingOptions::default();
+        digest_all(&[content], origins, &chunking, 1, &Cancel::new(), &Silent).unwrap().remove(0)
+    }
+
+    #[test]
+    fn holes_and_written_zeros_are_the_same() {
+        let mut bytes = vec![0_u8; 1 << 20];
+        bytes[300_000..300_010].fill(7);
+        let written = Content::bytes(bytes.clone());
+        let file = tempfile::tempfile().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 10], 5).unwrap();
+        let origins = [Origin::Archive { file, name: "test".into(), stamp: None }];
+        let sparse = Content {
+            size: 1 << 20,
+            place: Place::Archive {
+                origin: 0,
+                pieces: vec![Piece { offset: 300_000, bytes: 10, at: 5 }],
+            },
+        };
+        assert_eq!(facts(&written, &origins), facts(&sparse, &origins));
+        let Facts::Digested(identity) = facts(&sparse, &origins) else { panic!() };
+        assert_eq!(identity.zeros, [(0, 262_144), (327_680, (1 << 20) - 327_680)]);
+        bytes[0] = 1;
+        assert_ne!(facts(&Content::bytes(bytes), &[]), facts(&written, &[]));
+    }
+
+    #[test]
+    fn small_files_are_taken_whole() {
+        assert_eq!(facts(&Content::bytes(b"hi".to_vec()), &[]), Facts::Inline(b"hi".to_vec()));
+    }
+}

@@ -1,0 +1,239 @@
+//! Second reading of the contents: fills the planned chunks, asks what the store lacks, compresses and
+//! uploads that.
+//!
+//! Each worker takes a batch of neighbouring chunks, so one question to the store covers many chunks
+//! and memory is bounded by workers times batch size. What a chunk is called does not depend on who
+//! made it or when; only the order of uploads does.
+
+use crate::content::{Content, Open, Origin};
+use crate::digest::is_zero;
+use crate::parallel::for_each;
+use crate::plan::{Fill, Part, Plan, PlannedChunk, finished};
+use crate::progress::{Cancel, Progress};
+use crate::publish::{EncodedChunk, Publisher};
+use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
+use layer::{ChunkDigest, Error, ErrorKind, Result};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Plain bytes in one batch, as far as one chunk is not larger.
+const BATCH_BYTES: u64 = 4 << 20;
+/// Chunks in one batch, so that known ones do not make endless batches.
+const BATCH_CHUNKS: usize = 4096;
+
+/// What encoding did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Chunks that were uploaded.
+    pub new_chunks: u64,
+    /// Their plain bytes.
+    pub new_plain_bytes: u64,
+    /// Their encoded bytes.
+    pub new_stored_bytes: u64,
+    /// Plain bytes that needed no upload.
+    pub reused_plain_bytes: u64,
+}
+
+/// What all workers share.
+pub(crate) struct Encoder<'a> {
+    pub plan: &'a Plan,
+    pub contents: &'a [&'a Content],
+    pub origins: &'a [Origin],
+    pub publisher: &'a dyn Publisher,
+    pub level: i32,
+    pub threads: usize,
+    pub cancel: &'a Cancel,
+    pub progress: &'a dyn Progress,
+}
+
+/// What workers write to.
+struct Shared {
+    digests: Vec<ChunkDigest>,
+    /// Chunks that some worker has taken care of.
+    claimed: HashSet<ChunkDigest>,
+    totals: Totals,
+}
+
+impl Encoder<'_> {
+    /// Encodes and uploads everything and flushes; returns the finished chunk table.
+    pub(crate) fn run(&self) -> Result<(ChunkTable, Totals)> {
+        let batches = batches(&self.plan.chunks);
+        let shared = Mutex::new(Shared {
+            digests: vec![ChunkDigest::ZERO; self.plan.chunks.len()],
+            claimed: HashSet::new(),
+            totals: Totals::default(),
+        });
+        for_each(self.threads, batches.len(), self.cancel, Vec::new, |buffer, task| {
+            self.batch(batches[task].clone(), buffer, &shared)
+        })?;
+        for origin in self.origins {
+            origin.finish()?;
+        }
+        self.publisher.flush()?;
+        let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let chunks: Vec<Chunk> = self
+            .plan
+            .chunks
+            .iter()
+            .zip(shared.digests)
+            .map(|(planned, digest)| finished(planned, digest))
+            .collect();
+        Ok((ChunkTable::new(chunks)?, shared.totals))
+    }
+
+    fn batch(
+        &self,
+        range: Range<usize>,
+        buffer: &mut Vec<u8>,
+        shared: &Mutex<Shared>,
+    ) -> Result<()> {
+        let chunks = &self.plan.chunks[range.clone()];
+        let plain = self.fill(chunks, buffer)?;
+        let digests: Vec<ChunkDigest> = chunks
+            .iter()
+            .zip(&plain)
+            .map(|(chunk, bytes)| match &chunk.fill {
+                Fill::Known(digest) => *digest,
+                Fill::Parts(_) if is_zero(&buffer[bytes.clone()]) => ChunkDigest::ZERO,
+                Fill::Parts(_) => ChunkDigest::of(&buffer[bytes.clone()]),
+            })
+            .collect();
+        let mine: Vec<usize> = {
+            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.digests[range].copy_from_slice(&digests);
+            (0..chunks.len())
+                .filter(|&at| {
+                    digests[at] != ChunkDigest::ZERO && shared.claimed.insert(digests[at])
+                })
+                .collect()
+        };
+        let asked: Vec<ChunkDigest> = mine.iter().map(|&at| digests[at]).collect();
+        let missing = if asked.is_empty() { Vec::new() } else { self.publisher.missing(&asked)? };
+        if missing.len() != asked.len() {
+            return Err(Error::new(ErrorKind::Internal, "the store answered another question"));
+        }
+        let mut totals = Totals::default();
+        for (&at, _) in mine.iter().zip(&missing).filter(|&(_, &missing)| missing) {
+            self.cancel.check()?;
+            if let Fill::Known(digest) = chunks[at].fill {
+                let text = format!("chunk {digest} of a lower layer is not on the store");
+                return Err(Error::not_found(text));
+            }
+            let bytes = &buffer[plain[at].clone()];
+            let (codec, payload) = store::codec::encode_chunk(bytes, self.level);
+            totals.new_chunks += 1;
+            totals.new_plain_bytes += bytes.len() as u64;
+            totals.new_stored_bytes += payload.len() as u64;
+            self.progress.stored(bytes.len() as u64, payload.len() as u64);
+            self.publisher.upload(EncodedChunk {
+                digest: digests[at],
+                codec,
+                plain_bytes: bytes.len() as u32,
+                payload,
+            })?;
+        }
+        let all: u64 = chunks.iter().map(plain_bytes).sum();
+        totals.reused_plain_bytes = all - totals.new_plain_bytes;
+        self.progress.reused(totals.reused_plain_bytes);
+        self.progress.advance(0, all);
+        shared.lock().unwrap_or_else(PoisonError::into_inner).totals.add(totals);
+        Ok(())
+    }
+
+    /// Reads the plain bytes of chunks into the buffer; returns where each lies in it.
+    fn fill(&self, chunks: &[PlannedChunk], buffer: &mut Vec<u8>) -> Result<Vec<Range<usize>>> {
+        let mut ranges = Vec::with_capacity(chunks.len());
+        let mut end = 0;
+        for chunk in chunks {
+            let bytes = match chunk.fill {
+                Fill::Known(_) => 0,
+                Fill::Parts(_) => plain_bytes(chunk) as usize,
+            };
+            ranges.push(end..end + bytes);
+            end += bytes;
+        }
+        // Only grows: what an earlier batch left behind is overwritten or cleared below.
+        if buffer.len() < end {
+            buffer.resize(end, 0);
+        }
+        let mut reader = PartReader { contents: self.contents, origins: self.origins, open: None };
+        for (chunk, range) in chunks.iter().zip(&ranges) {
+            let Fill::Parts(parts) = &chunk.fill else { continue };
+            let plain = &mut buffer[range.clone()];
+            let mut filled = 0;
+            for part in &self.plan.parts[parts.clone()] {
+                let start = part.at as usize;
+                let stop = start + part.bytes as usize;
+                plain[filled..start].fill(0);
+                reader.read(part, &mut plain[start..stop])?;
+                filled = stop;
+            }
+            plain[filled..].fill(0);
+        }
+        reader.finish()?;
+        Ok(ranges)
+    }
+}
+
+/// Keeps the last file open, as neighbouring parts often come from one.
+struct PartReader<'a> {
+    contents: &'a [&'a Content],
+    origins: &'a [Origin],
+    open: Option<(usize, Open<'a>)>,
+}
+
+impl PartReader<'_> {
+    fn read(&mut self, part: &Part, buffer: &mut [u8]) -> Result<()> {
+        if self.open.as_ref().is_none_or(|(file, _)| *file != part.file) {
+            self.finish()?;
+        }
+        let (_, open) = match &mut self.open {
+            Some(open) => open,
+            closed => closed.insert((part.file, self.contents[part.file].open(self.origins)?)),
+        };
+        open.read_at(part.offset, buffer)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        match self.open.take() {
+            Some((_, open)) => open.finish(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, other: Self) {
+        self.new_chunks += other.new_chunks;
+        self.new_plain_bytes += other.new_plain_bytes;
+        self.new_stored_bytes += other.new_stored_bytes;
+        self.reused_plain_bytes += other.reused_plain_bytes;
+    }
+}
+
+fn plain_bytes(chunk: &PlannedChunk) -> u64 {
+    u64::from(chunk.blocks) * u64::from(BLOCK_BYTES)
+}
+
+fn batches(chunks: &[PlannedChunk]) -> Vec<Range<usize>> {
+    let mut batches = Vec::new();
+    let mut start = 0;
+    let mut bytes = 0;
+    for (at, chunk) in chunks.iter().enumerate() {
+        let length = match chunk.fill {
+            Fill::Known(_) => 0,
+            Fill::Parts(_) => plain_bytes(chunk),
+        };
+        if at > start && (bytes + length > BATCH_BYTES || at - start >= BATCH_CHUNKS) {
+            batches.push(start..at);
+            start = at;
+            bytes = 0;
+        }
+        bytes += length;
+    }
+    if start < chunks.len() {
+        batches.push(start..chunks.len());
+    }
+    batches
+}

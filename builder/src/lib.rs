@@ -1,0 +1,33 @@
+//! Trees, archives and container images in, layers out.
+//!
+//! A source is listed into an [`Index`]; its contents are read once to find what is equal and what is
+//! zero; a pure plan decides where everything goes; chunks are compressed and uploaded in parallel; the
+//! metadata image is written; the layer is named. Equal trees under equal options give equal layer ids.
+//!
+//! Not here: where layers are stored (the [`Publisher`]'s business) and what they are called.
+#![forbid(unsafe_code)]
+
+mod build;
+mod content;
+mod diff;
+mod digest;
+mod encode;
+mod index;
+mod options;
+mod parallel;
+mod path;
+mod plan;
+mod progress;
+pub mod publish;
+pub mod source;
+mod tar;
+mod xattr;
+
+pub use build::{Built, BuiltLayer, build, build_index, publish_environment};
+pub use content::{ChunkRange, Content, Origin, Piece, Place, Stamp};
+pub use diff::{DiffOptions, LowerLayers, NoLowerLayers, pack_diff};
+pub use index::{Index, Node, NodeIx, NodeKind};
+pub use options::{BuildOptions, ChunkingOptions, ImageLayers};
+pub use progress::{Cancel, Phase, Progress, Silent};
+pub use publish::{EncodedChunk, Publisher};
+pub use source::Source;

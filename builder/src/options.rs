@@ -1,0 +1,142 @@
+//! What a caller may choose about a build.
+//!
+//! Everything in [`ChunkingOptions`] decides about the layer id; nothing else here does, except the
+//! kind and the annotations, which stand in the manifest.
+
+use crate::progress::Cancel;
+use layer::manifest::LayerKind;
+use layer::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// How contents are cut into chunks. Equal trees give equal layer ids only under equal options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkingOptions {
+    /// Large files are cut at multiples of this from their own start. A power of two, at least one
+    /// block. 64 KiB: one cold 4 KiB read decodes 64 KiB (0.15 ms), and zstd loses a few percent
+    /// against larger pieces.
+    pub chunk_bytes: u32,
+    /// Files below this size are bundled with others; a chunk of their own would compress badly
+    /// and cost one fetch each.
+    pub bundle_file_bytes: u32,
+    /// A bundle is not closed by content before it has this size.
+    pub bundle_min_bytes: u32,
+    /// A bundle is closed before it exceeds this size.
+    pub bundle_max_bytes: u32,
+    /// Between the two sizes, one file in this many closes its bundle, as its digest says. So a
+    /// changed, added or removed file changes only the bundle around it.
+    pub border_one_in: u32,
+    /// Files up to this size lie in the metadata image. They cost no block and no fetch there, but
+    /// every attach reads the metadata.
+    pub inline_bytes: u32,
+    /// A file with holes has at most this many index entries of 8 bytes; above, its holes are
+    /// rounded to larger powers of two. Bounds the metadata of a sparse terabyte to 1 MiB.
+    pub hole_entries: u32,
+}
+
+impl Default for ChunkingOptions {
+    fn default() -> Self {
+        Self {
+            chunk_bytes: 64 << 10,
+            bundle_file_bytes: 64 << 10,
+            bundle_min_bytes: 64 << 10,
+            bundle_max_bytes: 256 << 10,
+            border_one_in: 8,
+            inline_bytes: 64,
+            hole_entries: 1 << 17,
+        }
+    }
+}
+
+impl ChunkingOptions {
+    /// The granularity of holes in a file of this size.
+    pub fn hole_bytes(&self, size: u64) -> u64 {
+        let mut unit = u64::from(self.chunk_bytes);
+        while size.div_ceil(unit) > u64::from(self.hole_entries) {
+            unit *= 2;
+        }
+        unit
+    }
+
+    /// Refuses sizes that the format cannot hold.
+    pub fn check(&self) -> Result<()> {
+        let max = layer::chunk::MAX_CHUNK_BLOCKS * layer::chunk::BLOCK_BYTES;
+        let fits = |bytes: u32| (layer::chunk::BLOCK_BYTES..=max).contains(&bytes);
+        if !self.chunk_bytes.is_power_of_two() || !fits(self.chunk_bytes) {
+            return Err(Error::invalid(format!(
+                "chunk size {} is not a power of two from {} to {max}",
+                self.chunk_bytes,
+                layer::chunk::BLOCK_BYTES
+            )));
+        }
+        if !fits(self.bundle_max_bytes) || self.bundle_file_bytes > self.bundle_max_bytes {
+            return Err(Error::invalid("bundle sizes do not fit into one chunk"));
+        }
+        if self.border_one_in == 0 || self.hole_entries == 0 {
+            return Err(Error::invalid("chunking options must not be zero"));
+        }
+        if self.inline_bytes > 2048 {
+            return Err(Error::invalid("at most 2048 bytes of a file can be inlined"));
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of the layers of a container image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ImageLayers {
+    /// One layer that holds the final tree.
+    #[default]
+    Merged,
+    /// One layer each, with overlay marks in the place of whiteouts.
+    Stacked,
+}
+
+/// What a caller may choose about a build.
+#[derive(Debug, Clone)]
+pub struct BuildOptions {
+    /// The kind that stands in the manifest.
+    pub kind: LayerKind,
+    /// Stand in the manifest and so decide about the id.
+    pub annotations: BTreeMap<String, String>,
+    /// How contents are cut.
+    pub chunking: ChunkingOptions,
+    /// zstd level of the chunks; no part of the identity.
+    pub compression_level: i32,
+    /// Worker threads; 0 takes one for each processor.
+    pub threads: usize,
+    /// Where compressed archives are unpacked to (as files without a name).
+    pub spool_dir: PathBuf,
+    /// A compressed archive that unpacks to more is refused.
+    pub max_unpacked_bytes: u64,
+    /// Only for container images.
+    pub image_layers: ImageLayers,
+    /// Ends the build early.
+    pub cancel: Cancel,
+}
+
+impl BuildOptions {
+    /// Defaults for a layer of this kind: level 3, all processors, spool in the system's temporary
+    /// directory, archives of up to 1 TiB.
+    pub fn new(kind: LayerKind) -> Self {
+        Self {
+            kind,
+            annotations: BTreeMap::new(),
+            chunking: ChunkingOptions::default(),
+            compression_level: 3,
+            threads: 0,
+            spool_dir: std::env::temp_dir(),
+            max_unpacked_bytes: 1 << 40,
+            image_layers: ImageLayers::Merged,
+            cancel: Cancel::new(),
+        }
+    }
+
+    /// The number of worker threads that `threads` stands for.
+    pub fn worker_threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
+    }
+}

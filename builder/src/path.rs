@@ -1,0 +1,45 @@
+//! Paths as bytes: showing them safely, and opening what is below a directory without leaving it.
+
+pub use layer::tree::display_path as show;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Longest path that one system call takes; leaves room for the terminating NUL.
+const CALL_BYTES: usize = 4000;
+
+/// `parent/name`, or `name` directly below the root.
+pub fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(parent.len() + 1 + name.len());
+    path.extend_from_slice(parent);
+    if !parent.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// Opens `path` below `root` through no symbolic link and no magic link. An empty path opens the
+/// root itself. Paths longer than PATH_MAX are walked in parts.
+pub fn open_below(
+    root: impl AsFd,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let mut rest = path;
+    let mut parent: Option<OwnedFd> = None;
+    while rest.len() > CALL_BYTES {
+        let cut =
+            rest[..CALL_BYTES].iter().rposition(|&byte| byte == b'/').ok_or(Errno::NAMETOOLONG)?;
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let base = parent.as_ref().map_or_else(|| root.as_fd(), AsFd::as_fd);
+        parent = Some(rustix::fs::openat2(base, &rest[..cut], directory, Mode::empty(), resolve)?);
+        rest = &rest[cut + 1..];
+    }
+    let base = parent.as_ref().map_or_else(|| root.as_fd(), AsFd::as_fd);
+    let name = if rest.is_empty() { &b"."[..] } else { rest };
+    rustix::fs::openat2(base, name, flags | OFlags::CLOEXEC, mode, resolve)
+}

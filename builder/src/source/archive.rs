@@ -1,0 +1,208 @@
+//! A tar file as a source.
+//!
+//! A plain one is only indexed; contents are read later, by position. A compressed one is unpacked once
+//! into a spool file first. Later entries win over earlier ones with the same path. Names stay inside:
+//! leading slashes and `..` cannot leave the root, and symbolic links of the archive itself in the
+//! middle of a path lead to where they would inside that root.
+
+use super::spool::{Compression, unpack};
+use crate::content::{Content, Origin, Place, Stamp};
+use crate::index::{Index, Node, NodeKind};
+use crate::options::BuildOptions;
+use crate::path;
+use crate::progress::Progress;
+use crate::tar::{Entry, EntryKind, Reader};
+use crate::xattr::{self, Policy};
+use layer::{Context, Error, Result};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// What names that begin with `.wh.` mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// Nothing.
+    Plain,
+    /// Deletions, as in the layers of container images.
+    ImageLayer,
+}
+
+/// Lists a tar file. Hard links to what the archive does not hold are errors.
+pub fn load(path: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Index> {
+    let name = path.display().to_string();
+    let file = File::open(path).context(|| format!("open {name}"))?;
+    let mut index = load_file(file, &name, Names::Plain, options, progress)?;
+    if let Some((from, to)) = index.resolve_links()?.first() {
+        return Err(Error::invalid(format!(
+            "{name}: {} is a hard link to {}, which the archive does not hold",
+            path::show(from),
+            path::show(to)
+        )));
+    }
+    Ok(index)
+}
+
+/// Lists an open tar file; hard links that are not resolved yet stay in the index.
+pub(crate) fn load_file(
+    file: File,
+    name: &str,
+    names: Names,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Index> {
+    let mut first = [0; 8];
+    let metadata = file.metadata().context(|| format!("stat {name}"))?;
+    let length = first.len().min(usize::try_from(metadata.len()).unwrap_or(usize::MAX));
+    file.read_exact_at(&mut first[..length], 0).context(|| format!("read {name}"))?;
+    let compression = Compression::detect(&first[..length]).context(|| name.to_owned())?;
+    let stamp = Stamp::of(
+        &rustix::fs::fstat(&file)
+            .map_err(std::io::Error::from)
+            .context(|| format!("stat {name}"))?,
+    );
+    if compression == Compression::None {
+        return index_file(file, name, Some(stamp), names, options, progress);
+    }
+    let unpacked = unpack(&file, compression, name, options, progress)?;
+    // The packed file is not needed again, so only a change until here matters.
+    Origin::Archive { file, name: name.to_owned(), stamp: Some(stamp) }.finish()?;
+    index_file(unpacked, name, None, names, options, progress)
+}
+
+/// Lists a plain tar file.
+pub(crate) fn index_file(
+    file: File,
+    name: &str,
+    stamp: Option<Stamp>,
+    names: Names,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Index> {
+    let mut index = Index::new();
+    let mut reader = Reader::new(&file, name)?;
+    let mut position = 0;
+    while let Some(entry) = reader.next_entry()? {
+        options.cancel.check()?;
+        for notice in reader.notices.drain(..) {
+            progress.notice(&notice);
+        }
+        apply(&mut index, entry, names, progress).context(|| name.to_owned())?;
+        progress.advance(1, reader.position() - position);
+        position = reader.position();
+    }
+    // The locators of this index all say origin 0.
+    index.add_origin(Origin::Archive { file, name: name.to_owned(), stamp });
+    Ok(index)
+}
+
+fn apply(index: &mut Index, entry: Entry, names: Names, progress: &dyn Progress) -> Result<()> {
+    let path = inside(&entry.path);
+    let (parent, name) = match path.split_last() {
+        Some((name, parent)) => (parent.join(&b'/'), name.clone()),
+        None => {
+            // `./`, `/` and whatever else comes to the root.
+            if entry.kind == EntryKind::Directory {
+                let node = node(entry, b"", progress)?;
+                index.describe_root(node);
+            }
+            return Ok(());
+        }
+    };
+    let parent = index.make_directory(&parent)?;
+    if names == Names::ImageLayer
+        && let Some(hidden) = name.strip_prefix(b".wh.")
+    {
+        if hidden == b".wh..opq" {
+            index.node_mut(parent).opaque = true;
+        } else if !hidden.is_empty() && !hidden.starts_with(b".wh.") {
+            index.put(parent, hidden, Node::bare(NodeKind::Whiteout))?;
+        }
+        // What else begins with `.wh..wh.` is aufs's own bookkeeping, or hides such a name, which
+        // no layer can hold.
+        return Ok(());
+    }
+    if let EntryKind::HardLink(target) = &entry.kind {
+        let target = inside(target).join(&b'/');
+        return hard_link(index, parent, &name, &path.join(&b'/'), target);
+    }
+    let full = path.join(&b'/');
+    let node = node(entry, &full, progress)?;
+    index.put(parent, &name, node).context(|| path::show(&full))?;
+    Ok(())
+}
+
+fn hard_link(
+    index: &mut Index,
+    parent: crate::NodeIx,
+    name: &[u8],
+    path: &[u8],
+    target: Vec<u8>,
+) -> Result<()> {
+    match index.lookup(&target)? {
+        Some(ix) if index.node(ix).is_directory() => {
+            Err(Error::invalid(format!("{} is a hard link to a directory", path::show(path))))
+        }
+        Some(ix) if !matches!(index.node(ix).kind, NodeKind::Whiteout | NodeKind::Link(_)) => {
+            index.link(parent, name, ix)
+        }
+        _ => index.put(parent, name, Node::bare(NodeKind::Link(target))).map(|_| ()),
+    }
+}
+
+fn node(entry: Entry, path: &[u8], progress: &dyn Progress) -> Result<Node> {
+    let (xattrs, _) = xattr::admit(Policy::Foreign, path, entry.xattrs, progress)?;
+    let kind = match entry.kind {
+        EntryKind::Directory => NodeKind::Directory(BTreeMap::new()),
+        EntryKind::Regular { size, pieces } => {
+            NodeKind::Regular(Content { size, place: Place::Archive { origin: 0, pieces } })
+        }
+        EntryKind::Symlink(target) if target.is_empty() => {
+            return Err(Error::invalid(format!("{}: symbolic link to nothing", path::show(path))));
+        }
+        EntryKind::Symlink(target) => NodeKind::Symlink(target),
+        EntryKind::HardLink(target) => NodeKind::Link(target),
+        EntryKind::CharDevice(rdev) => NodeKind::CharDevice(rdev),
+        EntryKind::BlockDevice(rdev) => NodeKind::BlockDevice(rdev),
+        EntryKind::Fifo => NodeKind::Fifo,
+    };
+    Ok(Node {
+        mode: entry.mode,
+        uid: entry.uid,
+        gid: entry.gid,
+        mtime: entry.mtime,
+        xattrs,
+        implied: false,
+        opaque: false,
+        kind,
+    })
+}
+
+/// The components of a path below the root; `..` takes one away where there is one.
+fn inside(path: &[u8]) -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => {
+                names.pop();
+            }
+            name => names.push(name.to_vec()),
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside() {
+        let text = |path: &[u8]| String::from_utf8(inside(path).join(&b'/')).unwrap();
+        assert_eq!(text(b"./a//b/"), "a/b");
+        assert_eq!(text(b"/etc/passwd"), "etc/passwd");
+        assert_eq!(text(b"../../a/../b"), "b");
+        assert_eq!(text(b"./"), "");
+    }
+}

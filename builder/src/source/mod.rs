@@ -1,0 +1,161 @@
+//! What layers are made from: directories, archives, container images.
+
+pub mod archive;
+pub mod directory;
+pub mod oci;
+mod spool;
+
+use crate::index::Index;
+use crate::options::BuildOptions;
+use crate::progress::Progress;
+use layer::environment::RunConfig;
+use layer::{Context, Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Something that layers can be made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A directory with everything below it.
+    Directory(PathBuf),
+    /// A tar file: plain, gz, zstd or xz, recognised by its content.
+    Archive(PathBuf),
+    /// An OCI image layout in a directory; the tag may be left out when there is one image.
+    OciLayout(PathBuf, Option<String>),
+    /// An OCI image layout in a tar file.
+    OciArchive(PathBuf, Option<String>),
+    /// What `docker save` writes.
+    DockerArchive(PathBuf, Option<String>),
+}
+
+/// What a source holds, before contents are read.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Bottom first.
+    pub layers: Vec<LoadedLayer>,
+    /// How to run in it, where the source says so.
+    pub config: Option<RunConfig>,
+}
+
+/// One layer to be.
+#[derive(Debug)]
+pub struct LoadedLayer {
+    /// Its tree.
+    pub index: Index,
+    /// What its manifest should say about where it came from.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Source {
+    /// Understands `dir`, `file.tar[.gz|.zst|.xz]`, `oci:DIR[:tag]`, `oci-archive:FILE[:tag]` and
+    /// `docker-archive:FILE[:name:tag]`. A path without a prefix is looked at: a directory or a file.
+    pub fn parse(text: &str) -> Result<Self> {
+        if let Some(rest) = text.strip_prefix("oci:") {
+            let (path, tag) = split_tag(rest);
+            return Ok(Self::OciLayout(path, tag));
+        }
+        if let Some(rest) = text.strip_prefix("oci-archive:") {
+            let (path, tag) = split_tag(rest);
+            return Ok(Self::OciArchive(path, tag));
+        }
+        if let Some(rest) = text.strip_prefix("docker-archive:") {
+            let (path, tag) = split_tag(rest);
+            return Ok(Self::DockerArchive(path, tag));
+        }
+        for (prefix, what) in
+            [("docker://", "images in a registry"), ("sandbox:", "the layer of a sandbox")]
+        {
+            if text.starts_with(prefix) {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "{text}: building from {what} is not supported; use oci:DIR, \
+                             oci-archive:FILE, docker-archive:FILE, a tar file or a directory"
+                    ),
+                ));
+            }
+        }
+        let path = PathBuf::from(text);
+        let metadata = std::fs::metadata(&path).context(|| format!("source {text}"))?;
+        Ok(if metadata.is_dir() { Self::Directory(path) } else { Self::Archive(path) })
+    }
+
+    /// Lists what the source holds.
+    pub fn load(&self, options: &BuildOptions, progress: &dyn Progress) -> Result<Loaded> {
+        let plain = |mut index: Index| {
+            index.clear_marks();
+            Loaded {
+                layers: vec![LoadedLayer { index, annotations: BTreeMap::new() }],
+                config: None,
+            }
+        };
+        match self {
+            Self::Directory(path) => directory::load(path, options, progress).map(plain),
+            Self::Archive(path) => archive::load(path, options, progress).map(plain),
+            Self::OciLayout(path, tag) => oci::load_layout(path, tag.as_deref(), options, progress),
+            Self::OciArchive(path, tag) => {
+                oci::load_oci_archive(path, tag.as_deref(), options, progress)
+            }
+            Self::DockerArchive(path, tag) => {
+                oci::load_docker_archive(path, tag.as_deref(), options, progress)
+            }
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (prefix, path, tag) = match self {
+            Self::Directory(path) | Self::Archive(path) => ("", path, &None),
+            Self::OciLayout(path, tag) => ("oci:", path, tag),
+            Self::OciArchive(path, tag) => ("oci-archive:", path, tag),
+            Self::DockerArchive(path, tag) => ("docker-archive:", path, tag),
+        };
+        write!(f, "{prefix}{}", path.display())?;
+        tag.as_ref().map_or(Ok(()), |tag| write!(f, ":{tag}"))
+    }
+}
+
+/// A path that exists as it stands has no tag; else the first colon after the last slash of the
+/// path ends it.
+fn split_tag(text: &str) -> (PathBuf, Option<String>) {
+    if std::path::Path::new(text).exists() {
+        return (PathBuf::from(text), None);
+    }
+    let colons = text.match_indices(':').map(|(at, _)| at);
+    for at in colons {
+        if std::path::Path::new(&text[..at]).exists() {
+            return (PathBuf::from(&text[..at]), Some(text[at + 1..].to_owned()));
+        }
+    }
+    (PathBuf::from(text), None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = dir.path().to_str().unwrap();
+        assert_eq!(Source::parse(text).unwrap(), Source::Directory(dir.path().into()));
+        assert_eq!(
+            Source::parse(&format!("oci:{text}:name:v1")).unwrap(),
+            Source::OciLayout(dir.path().into(), Some("name:v1".into()))
+        );
+        let missing = Source::parse("/nonexistent.tar").unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        let registry = Source::parse("docker://host/repo:tag").unwrap_err();
+        assert_eq!(registry.kind(), ErrorKind::Unsupported);
+    }
+}
