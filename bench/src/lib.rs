@@ -1,10 +1,28 @@
 //! What Lamella costs beside what it replaces: one command per question, real input, peers in the
 //! same run.
 //!
-//! `run` is the only way in; the command line calls it with a bench's name and its arguments. Nothing
-//! here is used by a daemon, and every bench drives the installed program as a person would.
+//! `run` is the only way in; the command line calls it with a bench's name and its arguments. No
+//! daemon uses anything here. The benches drive the program that they are part of, as a person would.
 
 #![forbid(unsafe_code)]
+
+mod build;
+mod cases;
+mod cold;
+mod container;
+pub mod corpus;
+mod create;
+mod demo;
+mod eager;
+mod measure;
+mod node;
+mod options;
+mod plot;
+mod report;
+mod scratch;
+mod shell;
+mod touched;
+mod warm;
 
 use anyhow::bail;
 
@@ -21,8 +39,19 @@ pub const NAMES: &[(&str, &str)] = &[
 /// Runs one bench. `args` are its own options; `--help` among them prints them.
 ///
 /// # Errors
-/// An unknown name, a missing tool, a failed command, or (with `--check`) a missed bar.
+/// An unknown name, wrong options, a missing tool, a failed command, or (with `--check`) a missed bar.
 pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
-    let _ = args;
-    bail!("no bench is called {name}")
+    let Some(options) = options::parse(name, args)? else { return Ok(()) };
+    match name {
+        "corpus" => corpus::command(&options),
+        "demo" => demo::command(&options),
+        "cold" => cold::command(&options),
+        "warm" => warm::command(&options),
+        "create" => create::command(&options),
+        "build" => build::command(&options),
+        _ => {
+            let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+            bail!("no bench is called {name}; there are {}", names.join(", "))
+        }
+    }
 }

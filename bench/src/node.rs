@@ -1,0 +1,217 @@
+//! A node of the program under test: its command line as a person types it, and its counters.
+//!
+//! A [`Node`] is `lamella up` as a child on its own data directory; dropping it ends it with
+//! `lamella down`, and kills it when that does not help within a while.
+
+use crate::shell;
+use anyhow::{Context, bail};
+use proto::v1;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+
+/// How long a node may take to become ready, and to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program under test, with a place of its own.
+#[derive(Debug, Clone)]
+pub struct Lamella {
+    program: PathBuf,
+    /// The data directory.
+    pub data: PathBuf,
+    /// The store, when it is not the data directory's own.
+    pub store: Option<String>,
+}
+
+impl Lamella {
+    /// This very program, on a data directory.
+    pub fn at(data: &Path) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        Ok(Self { program, data: data.to_path_buf(), store: None })
+    }
+
+    /// The same on another store.
+    pub fn with_store(&self, store: &str) -> Self {
+        Self { store: Some(store.to_owned()), ..self.clone() }
+    }
+
+    /// A command of it.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--data").arg(&self.data);
+        if let Some(store) = &self.store {
+            command.args(["--store", store]);
+        }
+        command.args(words).env_remove("LAMELLA_DATA").env_remove("LAMELLA_STORE");
+        command
+    }
+
+    /// Runs a command to its end and answers its output.
+    pub fn run(&self, words: &[&str]) -> anyhow::Result<String> {
+        shell::output(&mut self.command(words))
+    }
+
+    /// Starts the node and waits until it answers.
+    pub fn up(&self) -> anyhow::Result<Node> {
+        fs::create_dir_all(&self.data)?;
+        let log = self.data.join("bench-node.log");
+        let output = File::create(&log)?;
+        let child = self
+            .command(&["up"])
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("cannot start the node")?;
+        let mut node = Node { lamella: self.clone(), child, log, runtime: runtime()? };
+        node.wait_ready()?;
+        Ok(node)
+    }
+
+    /// Whether the node cache holds any layer.
+    pub fn cache_is_empty(&self) -> anyhow::Result<bool> {
+        match fs::read_dir(self.data.join("cache")) {
+            Ok(mut entries) => Ok(entries.next().is_none()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Empties the node cache. No node may be up.
+    pub fn clear_cache(&self) -> anyhow::Result<()> {
+        crate::corpus::remove_tree(&self.data.join("cache"))
+    }
+}
+
+/// A node that is up.
+#[derive(Debug)]
+pub struct Node {
+    lamella: Lamella,
+    child: Child,
+    log: PathBuf,
+    runtime: Runtime,
+}
+
+/// Counters of a node's file-system daemon.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Loaded {
+    /// Bytes read from the store, compressed.
+    pub store_bytes: u64,
+    /// Requests to the store.
+    pub store_reads: u64,
+    /// Plain bytes filled into the node cache.
+    pub plain_bytes: u64,
+    /// Plane events answered.
+    pub events: u64,
+}
+
+/// Sizes of an environment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Size {
+    /// Data space of all its layers.
+    pub plain_bytes: u64,
+    /// Compressed data of all its layers, with their metadata.
+    pub stored_bytes: u64,
+    /// Metadata images of all its layers.
+    pub metadata_bytes: u64,
+}
+
+impl Node {
+    fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("the node ended at once ({status}): {}", shell::tail(&log));
+            }
+            if self.socket("node.sock").exists() && self.loaded().is_ok() {
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("the node did not become ready: {}", shell::tail(&log));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A socket of the node.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.lamella.data.join("run").join(name)
+    }
+
+    fn channel(&self, socket: &str) -> anyhow::Result<Channel> {
+        Ok(self.runtime.block_on(proto::connect::unix(&self.socket(socket)))?)
+    }
+
+    /// What was loaded since the node's start.
+    pub fn loaded(&self) -> anyhow::Result<Loaded> {
+        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
+        let stats = self.runtime.block_on(client.stats(v1::StatsRequest {}))?.into_inner();
+        Ok(Loaded {
+            store_bytes: stats.store_bytes,
+            store_reads: stats.store_reads,
+            plain_bytes: stats.fetched_bytes,
+            events: stats.events,
+        })
+    }
+
+    /// Bytes asked for by events since the layers were attached: the union of their ranges.
+    pub fn asked_bytes(&self) -> anyhow::Result<u64> {
+        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
+        let stats = self.runtime.block_on(client.stats(v1::StatsRequest {}))?.into_inner();
+        Ok(stats.layers.iter().map(|layer| layer.asked_bytes).sum())
+    }
+
+    /// Loads all of a layer.
+    pub fn complete(&self, reference: &str) -> anyhow::Result<()> {
+        let layers = self.resolve(reference)?.layers;
+        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
+        for layer in layers {
+            let request = v1::CompleteRequest { layer_id: layer.layer_id };
+            self.runtime.block_on(client.complete(request))?;
+        }
+        Ok(())
+    }
+
+    fn resolve(&self, reference: &str) -> anyhow::Result<v1::ResolveResponse> {
+        let mut client = v1::images_client::ImagesClient::new(self.channel("node.sock")?);
+        let request = v1::ResolveRequest { name: reference.to_owned() };
+        Ok(self.runtime.block_on(client.resolve(request))?.into_inner())
+    }
+
+    /// How large what a reference names is.
+    pub fn size(&self, reference: &str) -> anyhow::Result<Size> {
+        let mut size = Size::default();
+        for layer in self.resolve(reference)?.layers {
+            size.plain_bytes += layer.plain_bytes;
+            size.stored_bytes += layer.stored_bytes + layer.metadata_bytes;
+            size.metadata_bytes += layer.metadata_bytes;
+        }
+        Ok(size)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Whatever goes wrong here, the child must be gone: nobody else waits for it.
+        let _ = self.lamella.run(&["down"]);
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match self.child.try_wait() {
+                Ok(Some(_)) | Err(_) => return,
+                Ok(None) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A small runtime for one thread that calls.
+pub fn runtime() -> anyhow::Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
