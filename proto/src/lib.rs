@@ -6,6 +6,7 @@
 
 #[cfg(feature = "rpc")]
 pub mod connect;
+pub mod launch;
 #[cfg(feature = "rpc")]
 pub mod status;
 

@@ -1,0 +1,172 @@
+//! The init of a sandbox: a copy of the zygote that builds what the sandbox sees, gives up every right
+//! and every descriptor, and sleeps for ever while the kernel reaps its children.
+//!
+//! It runs nothing of the image. It cannot be traced, dumped or signalled from inside: its memory is
+//! marked undumpable, and it is process 1 of its namespace. When it dies, everything in the sandbox does.
+
+use crate::stage;
+use crate::wire::{Failure, Step};
+use crate::zygote::{Shared, failed};
+use proto::launch::{Launch, Ready, Reply};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use sys::capability::{self, CapabilitySet};
+use sys::mount::{
+    self, AttributeChange, Attributes, DevPts, MountFd, Mqueue, Proc, Recursive, Tmpfs,
+};
+use sys::process::{self, Namespaces, signals};
+
+/// Parts of /proc that tell of or reach the host: covered.
+const MASKED: [&str; 15] = [
+    "acpi",
+    "asound",
+    "interrupts",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+];
+
+/// Parts of /proc that may be read only.
+const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
+
+/// Becomes the init that `launch` asks for. Never returns.
+pub fn become_init(shared: &Shared, launch: &Launch, root: OwnedFd, network: Option<OwnedFd>) -> ! {
+    let built = build(shared, launch, MountFd::from_fd(root), network)
+        .and_then(|()| confine(shared).step(|| "confine the init".into()));
+    if let Err(failure) = built {
+        let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);
+        std::process::exit(1);
+    }
+    let ready = Reply::Ready(Ready { request: launch.request });
+    if shared.wire.send(ready, &[]).is_err() {
+        // Nobody would ever know of this sandbox.
+        std::process::exit(1);
+    }
+    // INVARIANT: no descriptor of ours is left when the first command of the sandbox can run: the
+    // runtime sends none before it has read `Ready`, and a command cannot read our /proc entry.
+    let _none_left = process::close_from(0);
+    signals::sleep_forever()
+}
+
+fn build(
+    shared: &Shared,
+    launch: &Launch,
+    root: MountFd,
+    network: Option<OwnedFd>,
+) -> Result<(), Failure> {
+    shared.join_version_1(&launch.group).step(|| format!("join group {}", launch.group))?;
+    if let Some(network) = network {
+        process::enter_namespace(network.as_fd()).step(|| "enter the network".into())?;
+    } else {
+        process::loopback_up().step(|| "bring loopback up".into())?;
+    }
+    // After joining, so that the group is the root of what the sandbox sees.
+    process::unshare(Namespaces::CGROUP).step(|| "unshare the cgroup view".into())?;
+    process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
+    root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
+    proc(shared, &root).step(|| "mount /proc".into())?;
+    devices(shared, &root, launch.shm_bytes).step(|| "mount /dev".into())?;
+    cover(&root, "sys", shared.stage.sys()).step(|| "mount /sys".into())?;
+    files(&root, launch).step(|| "bind the files of /etc".into())?;
+    mount::pivot_root(root.as_fd()).step(|| "pivot_root".into())
+}
+
+/// Attaches `what` over `path`, which resolves inside `inside` whatever symlinks say.
+fn cover(inside: &MountFd, path: &str, what: io::Result<MountFd>) -> io::Result<()> {
+    let place = inside.open_inside(Path::new(path))?;
+    mount::attach_at(&what?, place.as_fd(), Path::new(""))
+}
+
+/// [`cover`] where the path may be absent.
+fn cover_present(inside: &MountFd, path: &str, what: io::Result<MountFd>) -> io::Result<()> {
+    match cover(inside, path, what) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn proc(shared: &Shared, root: &MountFd) -> io::Result<()> {
+    let proc = Proc::default().mount_detached(Attributes::KERNEL)?;
+    let place = root.open_inside(Path::new("proc"))?;
+    mount::attach_at(&proc, place.as_fd(), Path::new(""))?;
+    for path in READ_ONLY {
+        let part = match mount::clone_tree_at(proc.as_fd(), Path::new(path), Recursive::No) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            part => part?,
+        };
+        let set = Attributes { read_only: true, ..Attributes::KERNEL };
+        part.set_attributes(&AttributeChange { set, ..AttributeChange::default() })?;
+        cover(&proc, path, Ok(part))?;
+    }
+    for path in MASKED {
+        let place = match proc.open_inside(Path::new(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            place => place?,
+        };
+        let kind = sys::file::stat_fd(place.as_fd())?.kind;
+        let mask = if kind == sys::file::FileKind::Directory {
+            shared.stage.empty()?
+        } else {
+            shared.stage.null()?
+        };
+        mount::attach_at(&mask, place.as_fd(), Path::new(""))?;
+    }
+    Ok(())
+}
+
+fn devices(shared: &Shared, root: &MountFd, shm_bytes: u64) -> io::Result<()> {
+    let dev = shared.stage.dev()?;
+    let place = root.open_inside(Path::new("dev"))?;
+    mount::attach_at(&dev, place.as_fd(), Path::new(""))?;
+    let quiet = Attributes { nosuid: true, noexec: true, ..Attributes::default() };
+    const TTY_GROUP: u32 = 5;
+    let terminals = DevPts { gid: Some(TTY_GROUP), mode: 0o620 };
+    cover(&dev, "pts", terminals.mount_detached(quiet))?;
+    let shm = Tmpfs { name: "shm", mode: 0o1777, size_bytes: Some(shm_bytes), inodes: None };
+    let open = Attributes { nosuid: true, nodev: true, ..Attributes::default() };
+    cover(&dev, "shm", shm.mount_detached(open))?;
+    cover(&dev, "mqueue", Mqueue.mount_detached(Attributes::KERNEL))
+}
+
+/// Names and resolver: on a small file system of the sandbox's own, so that nothing of them gets into
+/// its writable layer. What the image does not have as a place stays absent.
+fn files(root: &MountFd, launch: &Launch) -> io::Result<()> {
+    let tmpfs = Tmpfs { name: "etc", mode: 0o755, size_bytes: Some(256 << 10), inodes: Some(8) };
+    let small = tmpfs.mount_detached(Attributes { noexec: true, ..Attributes::KERNEL })?;
+    small.attach(Path::new(stage::FILES))?;
+    let hostname = format!("{}\n", launch.hostname);
+    let contents: [(&str, &[u8]); 3] = [
+        ("hosts", &launch.hosts),
+        ("hostname", hostname.as_bytes()),
+        ("resolv.conf", &launch.resolv_conf),
+    ];
+    for (name, content) in contents {
+        let path = Path::new(stage::FILES).join(name);
+        std::fs::write(&path, content)?;
+        let folder = std::fs::File::open(stage::FILES)?;
+        sys::file::set_mode_at(folder.as_fd(), name.as_bytes(), 0o644)?;
+        let file = mount::clone_tree(&path, Recursive::No);
+        cover_present(root, &format!("etc/{name}"), file)?;
+    }
+    Ok(())
+}
+
+fn confine(shared: &Shared) -> io::Result<()> {
+    process::set_name("init")?;
+    signals::ignore_child_exits()?;
+    capability::limit_bounding_set(CapabilitySet::NONE)?;
+    capability::set(CapabilitySet::NONE)?;
+    process::set_undumpable()?;
+    process::set_no_new_privileges()?;
+    shared.filter.install()
+}

@@ -1,0 +1,34 @@
+//! The program that makes sandboxes and starts commands in them: static, small, single-threaded.
+//!
+//! The runtime executes it from a sealed memory file as its zygote, with one socket as standard input.
+//! Nothing of it stays in a sandbox but the init, which is a copy of the zygote without any descriptor
+//! ([`init`]); a command's process is a copy that enters the sandbox and becomes the command ([`exec`]).
+//!
+//! ```text
+//! runtime ── socket ── zygote ──clone3──> init of a sandbox (new namespaces; sleeps for ever)
+//!                        │
+//!                        └──setns(pid), clone3──> setns(rest) ──execve──> command
+//! ```
+//!
+//! The zygote is the parent of every init and every command, so it reaps them and tells the runtime. When
+//! the runtime goes away the zygote ends; sandboxes and their commands go on as orphans, and the next
+//! runtime finds them by its journal.
+
+mod exec;
+mod init;
+mod stage;
+mod user;
+mod wire;
+mod zygote;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match zygote::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("lamella zygote: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
