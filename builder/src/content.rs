@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// The bytes of one regular file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,29 +178,34 @@ impl Content {
     }
 
     /// Makes the content ready to be read.
-    pub fn open<'a>(&'a self, origins: &'a [Origin]) -> Result<Open<'a>> {
+    pub fn open<'a>(&'a self, origins: &'a [Arc<Origin>]) -> Result<Open<'a>> {
         let lost = || Error::new(ErrorKind::Internal, "content names an origin that is not there");
         match &self.place {
             Place::Bytes(bytes) => Ok(Open::Bytes(bytes)),
-            Place::Archive { origin, pieces } => match origins.get(*origin as usize) {
+            Place::Archive { origin, pieces } => match origins
+                .get(*origin as usize)
+                .map(|origin| &**origin)
+            {
                 Some(Origin::Archive { file, name, .. }) => Ok(Open::Archive(file, name, pieces)),
                 _ => Err(lost()),
             },
-            Place::File { origin, path, stamp, .. } => match origins.get(*origin as usize) {
-                Some(Origin::Directory { root, .. }) => {
-                    let fd = path::open_below(
-                        root,
-                        path,
-                        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY,
-                        Mode::empty(),
-                    )
-                    .map_err(|error| changed(path).with_source(error))?;
-                    let open = Open::File(File::from(fd), path, *stamp);
-                    open.finish()?;
-                    Ok(open)
+            Place::File { origin, path, stamp, .. } => {
+                match origins.get(*origin as usize).map(|origin| &**origin) {
+                    Some(Origin::Directory { root, .. }) => {
+                        let fd = path::open_below(
+                            root,
+                            path,
+                            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY,
+                            Mode::empty(),
+                        )
+                        .map_err(|error| changed(path).with_source(error))?;
+                        let open = Open::File(File::from(fd), path, *stamp);
+                        open.finish()?;
+                        Ok(open)
+                    }
+                    _ => Err(lost()),
                 }
-                _ => Err(lost()),
-            },
+            }
             Place::Chunks(_) => {
                 Err(Error::new(ErrorKind::Internal, "content by reference has no bytes to read"))
             }

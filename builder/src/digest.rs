@@ -10,7 +10,7 @@ use crate::options::ChunkingOptions;
 use crate::parallel::for_each;
 use crate::progress::{Cancel, Progress};
 use layer::{Error, ErrorKind, Result};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How much is read at once; a multiple of every piece.
 const READ_BYTES: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
 /// Reads all contents once, in parallel; the facts come in the order of the contents.
 pub(crate) fn digest_all(
     contents: &[&Content],
-    origins: &[Origin],
+    origins: &[Arc<Origin>],
     chunking: &ChunkingOptions,
     threads: usize,
     cancel: &Cancel,
@@ -65,7 +65,7 @@ pub(crate) fn digest_all(
 
 fn digest_one(
     content: &Content,
-    origins: &[Origin],
+    origins: &[Arc<Origin>],
     chunking: &ChunkingOptions,
     buffer: &mut [u8],
     cancel: &Cancel,
@@ -136,7 +136,7 @@ mod tests {
     use crate::content::Piece;
     use crate::progress::Silent;
 
-    fn facts(content: &Content, origins: &[Origin]) -> Facts {
+    fn facts(content: &Content, origins: &[Arc<Origin>]) -> Facts {
         let chunking = ChunkingOptions::default();
         digest_all(&[content], origins, &chunking, 1, &Cancel::new(), &Silent).unwrap().remove(0)
     }
@@ -148,7 +148,7 @@ mod tests {
         let written = Content::bytes(bytes.clone());
         let file = tempfile::tempfile().unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[7; 10], 5).unwrap();
-        let origins = [Origin::Archive { file, name: "test".into(), stamp: None }];
+        let origins = [Arc::new(Origin::Archive { file, name: "test".into(), stamp: None })];
         let sparse = Content {
             size: 1 << 20,
             place: Place::Archive {

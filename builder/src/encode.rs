@@ -15,7 +15,7 @@ use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::{ChunkDigest, Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Plain bytes in one batch, as far as one chunk is not larger.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -39,7 +39,7 @@ pub(crate) struct Totals {
 pub(crate) struct Encoder<'a> {
     pub plan: &'a Plan,
     pub contents: &'a [&'a Content],
-    pub origins: &'a [Origin],
+    pub origins: &'a [Arc<Origin>],
     pub publisher: &'a dyn Publisher,
     pub level: i32,
     pub threads: usize,
@@ -179,7 +179,7 @@ impl Encoder<'_> {
 /// Keeps the last file open, as neighbouring parts often come from one.
 struct PartReader<'a> {
     contents: &'a [&'a Content],
-    origins: &'a [Origin],
+    origins: &'a [Arc<Origin>],
     open: Option<(usize, Open<'a>)>,
 }
 

@@ -9,6 +9,7 @@ use crate::path;
 use layer::tree::{Rdev, Timestamp, Xattr};
 use layer::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 /// How many symbolic links a path may lead through, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
@@ -94,10 +95,10 @@ impl Node {
 }
 
 /// The tree of a source.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Index {
     pub(crate) nodes: Vec<Node>,
-    pub(crate) origins: Vec<Origin>,
+    pub(crate) origins: Vec<Arc<Origin>>,
 }
 
 impl Default for Index {
@@ -147,7 +148,7 @@ impl Index {
 
     /// Adds something contents are read from; its number goes into locators.
     pub fn add_origin(&mut self, origin: Origin) -> u32 {
-        self.origins.push(origin);
+        self.origins.push(Arc::new(origin));
         self.origins.len() as u32 - 1
     }
 
@@ -199,10 +200,19 @@ impl Index {
     /// The directory at a path, through symbolic links but never out of the tree. Missing ones are
     /// made, and what is no directory gives way.
     pub fn make_directory(&mut self, path: &[u8]) -> Result<NodeIx> {
-        match self.directory(path, true)? {
-            Some(ix) => Ok(ix),
-            None => Err(Error::new(ErrorKind::Internal, "a directory was not made")),
+        let mut walk = Walk::new(path);
+        while let Some(name) = walk.next_name() {
+            let next = self.child(walk.here(), &name);
+            match next.map(|ix| (ix, &self.node(ix).kind)) {
+                Some((ix, NodeKind::Directory(_))) => walk.enter(ix, name),
+                Some((_, NodeKind::Symlink(target))) => walk.follow(target, path)?,
+                _ => {
+                    let ix = self.put(walk.here(), &name, Node::implied_directory())?;
+                    walk.enter(ix, name);
+                }
+            }
         }
+        Ok(walk.here())
     }
 
     /// The inode at a path; links in the middle are followed, one at the end is not.
@@ -217,35 +227,23 @@ impl Index {
 
     /// The directory at a path, through symbolic links but never out of the tree.
     pub fn find_directory(&self, path: &[u8]) -> Result<Option<NodeIx>> {
+        Ok(self.find_real_directory(path)?.map(|(ix, _)| ix))
+    }
+
+    /// As [`Index::find_directory`], with the path that leads there through no link.
+    pub(crate) fn find_real_directory(&self, path: &[u8]) -> Result<Option<(NodeIx, Vec<u8>)>> {
         let mut walk = Walk::new(path);
         while let Some(name) = walk.next_name() {
             match self.child(walk.here(), &name) {
                 None => return Ok(None),
                 Some(ix) => match &self.node(ix).kind {
-                    NodeKind::Directory(_) => walk.enter(ix),
+                    NodeKind::Directory(_) => walk.enter(ix, name),
                     NodeKind::Symlink(target) => walk.follow(target, path)?,
                     _ => return Ok(None),
                 },
             }
         }
-        Ok(Some(walk.here()))
-    }
-
-    fn directory(&mut self, path: &[u8], make: bool) -> Result<Option<NodeIx>> {
-        let mut walk = Walk::new(path);
-        while let Some(name) = walk.next_name() {
-            let next = self.child(walk.here(), &name);
-            match next.map(|ix| (ix, &self.node(ix).kind)) {
-                Some((ix, NodeKind::Directory(_))) => walk.enter(ix),
-                Some((_, NodeKind::Symlink(target))) => walk.follow(target, path)?,
-                _ if make => {
-                    let ix = self.put(walk.here(), &name, Node::implied_directory())?;
-                    walk.enter(ix);
-                }
-                _ => return Ok(None),
-            }
-        }
-        Ok(Some(walk.here()))
+        Ok(Some((walk.here(), walk.path())))
     }
 
     /// Calls `visit` for every name, parents first, names in byte order: the path order that
@@ -282,7 +280,12 @@ impl Index {
             self.walk(|path, ix| {
                 if let NodeKind::Link(target) = &self.node(ix).kind {
                     match self.lookup(target)? {
-                        Some(to) if !matches!(self.node(to).kind, NodeKind::Link(_)) => {
+                        Some(to)
+                            if !matches!(
+                                self.node(to).kind,
+                                NodeKind::Link(_) | NodeKind::Whiteout
+                            ) =>
+                        {
                             found.push((path.to_vec(), to));
                         }
                         _ => open.push((path.to_vec(), target.clone())),
@@ -356,7 +359,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 /// A path on its way down, as the kernel resolves it inside a root.
 struct Walk {
-    stack: Vec<NodeIx>,
+    stack: Vec<(NodeIx, Vec<u8>)>,
     /// What is left, last component first.
     rest: Vec<Vec<u8>>,
     links: usize,
@@ -364,7 +367,7 @@ struct Walk {
 
 impl Walk {
     fn new(path: &[u8]) -> Self {
-        let mut walk = Self { stack: vec![NodeIx::ROOT], rest: Vec::new(), links: 0 };
+        let mut walk = Self { stack: Vec::new(), rest: Vec::new(), links: 0 };
         walk.push(path);
         walk
     }
@@ -375,7 +378,7 @@ impl Walk {
     }
 
     fn here(&self) -> NodeIx {
-        self.stack.last().copied().unwrap_or(NodeIx::ROOT)
+        self.stack.last().map_or(NodeIx::ROOT, |(ix, _)| *ix)
     }
 
     fn next_name(&mut self) -> Option<Vec<u8>> {
@@ -384,14 +387,17 @@ impl Walk {
             if name != b".." {
                 return Some(name);
             }
-            if self.stack.len() > 1 {
-                self.stack.pop();
-            }
+            self.stack.pop();
         }
     }
 
-    fn enter(&mut self, ix: NodeIx) {
-        self.stack.push(ix);
+    fn enter(&mut self, ix: NodeIx, name: Vec<u8>) {
+        self.stack.push((ix, name));
+    }
+
+    fn path(self) -> Vec<u8> {
+        let names: Vec<Vec<u8>> = self.stack.into_iter().map(|(_, name)| name).collect();
+        names.join(&b'/')
     }
 
     fn follow(&mut self, target: &[u8], path: &[u8]) -> Result<()> {
@@ -401,7 +407,7 @@ impl Walk {
             return Err(Error::invalid(text));
         }
         if target.first() == Some(&b'/') {
-            self.stack.truncate(1);
+            self.stack.clear();
         }
         self.push(target);
         Ok(())

@@ -13,6 +13,7 @@ mod diff;
 mod digest;
 mod encode;
 mod index;
+mod merge;
 mod options;
 mod parallel;
 mod path;
@@ -25,8 +26,9 @@ mod xattr;
 
 pub use build::{Built, BuiltLayer, build, build_index, publish_environment};
 pub use content::{ChunkRange, Content, Origin, Piece, Place, Stamp};
-pub use diff::{DiffOptions, LowerLayers, NoLowerLayers, pack_diff};
+pub use diff::{DiffOptions, LowerLayers, NoLowerLayers, diff_index, from_layer, pack_diff};
 pub use index::{Index, Node, NodeIx, NodeKind};
+pub use merge::{merge, rebase};
 pub use options::{BuildOptions, ChunkingOptions, ImageLayers};
 pub use progress::{Cancel, Phase, Progress, Silent};
 pub use publish::{EncodedChunk, Publisher};

@@ -5,6 +5,7 @@
 //! leading slashes and `..` cannot leave the root, and symbolic links of the archive itself in the
 //! middle of a path lead to where they would inside that root.
 
+use super::blob::{Hashing, Region};
 use super::spool::{Compression, unpack};
 use crate::content::{Content, Origin, Place, Stamp};
 use crate::index::{Index, Node, NodeKind};
@@ -16,7 +17,6 @@ use crate::xattr::{self, Policy};
 use layer::{Context, Error, Result};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// What names that begin with `.wh.` mean.
@@ -28,11 +28,21 @@ pub(crate) enum Names {
     ImageLayer,
 }
 
+/// Digests that a tar file must have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Digests {
+    /// Of the file as it is stored.
+    pub stored: Option<String>,
+    /// Of the tar inside.
+    pub plain: Option<String>,
+}
+
 /// Lists a tar file. Hard links to what the archive does not hold are errors.
 pub fn load(path: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Index> {
     let name = path.display().to_string();
     let file = File::open(path).context(|| format!("open {name}"))?;
-    let mut index = load_file(file, &name, Names::Plain, options, progress)?;
+    let region = Region::whole(file, name.clone())?;
+    let mut index = load_region(region, &Digests::default(), Names::Plain, options, progress)?;
     if let Some((from, to)) = index.resolve_links()?.first() {
         return Err(Error::invalid(format!(
             "{name}: {} is a hard link to {}, which the archive does not hold",
@@ -43,56 +53,66 @@ pub fn load(path: &Path, options: &BuildOptions, progress: &dyn Progress) -> Res
     Ok(index)
 }
 
-/// Lists an open tar file; hard links that are not resolved yet stay in the index.
-pub(crate) fn load_file(
-    file: File,
-    name: &str,
+/// Lists a tar file that may be packed, after comparing its digests. Hard links that are not resolved
+/// yet stay in the index.
+pub(crate) fn load_region(
+    region: Region,
+    digests: &Digests,
     names: Names,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Index> {
-    let mut first = [0; 8];
-    let metadata = file.metadata().context(|| format!("stat {name}"))?;
-    let length = first.len().min(usize::try_from(metadata.len()).unwrap_or(usize::MAX));
-    file.read_exact_at(&mut first[..length], 0).context(|| format!("read {name}"))?;
-    let compression = Compression::detect(&first[..length]).context(|| name.to_owned())?;
-    let stamp = Stamp::of(
-        &rustix::fs::fstat(&file)
-            .map_err(std::io::Error::from)
-            .context(|| format!("stat {name}"))?,
-    );
+    let compression = Compression::detect(&region.first()?).context(|| region.name.clone())?;
+    let stat = rustix::fs::fstat(&region.file).map_err(std::io::Error::from);
+    let stamp = Stamp::of(&stat.context(|| format!("stat {}", region.name))?);
     if compression == Compression::None {
-        return index_file(file, name, Some(stamp), names, options, progress);
+        for digest in [&digests.stored, &digests.plain].into_iter().flatten() {
+            region.verify(digest)?;
+        }
+        return index_region(region, Some(stamp), names, options, progress);
     }
-    let unpacked = unpack(&file, compression, name, options, progress)?;
+    let name = region.name.clone();
+    let spool = match &digests.stored {
+        Some(digest) => {
+            let mut source = Hashing::new(region.reader(), digest)?;
+            let spool = unpack(&mut source, compression, &name, options, progress)?;
+            source.finish(&name)?;
+            spool
+        }
+        None => unpack(region.reader(), compression, &name, options, progress)?,
+    };
     // The packed file is not needed again, so only a change until here matters.
-    Origin::Archive { file, name: name.to_owned(), stamp: Some(stamp) }.finish()?;
-    index_file(unpacked, name, None, names, options, progress)
+    Origin::Archive { file: region.file, name: name.clone(), stamp: Some(stamp) }.finish()?;
+    let spool = Region::whole(spool, name)?;
+    if let Some(digest) = &digests.plain {
+        spool.verify(digest)?;
+    }
+    index_region(spool, None, names, options, progress)
 }
 
 /// Lists a plain tar file.
-pub(crate) fn index_file(
-    file: File,
-    name: &str,
+fn index_region(
+    region: Region,
     stamp: Option<Stamp>,
     names: Names,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Index> {
+    let Region { file, start, length, name } = region;
     let mut index = Index::new();
-    let mut reader = Reader::new(&file, name)?;
+    let mut reader = Reader::new(&file, start, length, &name);
     let mut position = 0;
     while let Some(entry) = reader.next_entry()? {
         options.cancel.check()?;
         for notice in reader.notices.drain(..) {
             progress.notice(&notice);
         }
-        apply(&mut index, entry, names, progress).context(|| name.to_owned())?;
+        apply(&mut index, entry, names, progress).context(|| name.clone())?;
         progress.advance(1, reader.position() - position);
         position = reader.position();
     }
     // The locators of this index all say origin 0.
-    index.add_origin(Origin::Archive { file, name: name.to_owned(), stamp });
+    index.add_origin(Origin::Archive { file, name, stamp });
     Ok(index)
 }
 

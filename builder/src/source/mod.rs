@@ -1,6 +1,7 @@
 //! What layers are made from: directories, archives, container images.
 
 pub mod archive;
+mod blob;
 pub mod directory;
 pub mod oci;
 mod spool;

@@ -51,6 +51,8 @@ pub(crate) enum EntryKind {
 pub(crate) struct Reader<'a> {
     file: &'a File,
     name: &'a str,
+    /// Where the tar lies in the file.
+    start: u64,
     length: u64,
     position: u64,
     window: Vec<u8>,
@@ -61,19 +63,20 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader at the start of `file`; `name` is for messages.
-    pub(crate) fn new(file: &'a File, name: &'a str) -> Result<Self> {
-        let length = file.metadata().context(|| format!("stat {name}"))?.len();
-        Ok(Self {
+    /// A reader of `length` bytes of `file` from `start`; `name` is for messages. Contents are located
+    /// by their place in the file.
+    pub(crate) fn new(file: &'a File, start: u64, length: u64, name: &'a str) -> Self {
+        Self {
             file,
             name,
+            start,
             length,
             position: 0,
             window: Vec::new(),
             window_at: 0,
             global: Pax::default(),
             notices: Vec::new(),
-        })
+        }
     }
 
     /// How far it is, in bytes of the tar.
@@ -196,7 +199,7 @@ impl<'a> Reader<'a> {
         if !pax.sparse.is_sparse() {
             let pieces = match stored {
                 0 => Vec::new(),
-                bytes => vec![Piece { offset: 0, bytes, at }],
+                bytes => vec![Piece { offset: 0, bytes, at: self.start + at }],
             };
             return Ok(EntryKind::Regular { size: stored, pieces });
         }
@@ -207,7 +210,7 @@ impl<'a> Reader<'a> {
         };
         let end = map.last().map_or(0, |last| last.offset.saturating_add(last.bytes));
         let size = pax.sparse.real_size.unwrap_or(end);
-        let pieces = sparse::pieces(&map, size, at + start, stored - start)?;
+        let pieces = sparse::pieces(&map, size, self.start + at + start, stored - start)?;
         Ok(EntryKind::Regular { size, pieces })
     }
 
@@ -246,7 +249,10 @@ impl<'a> Reader<'a> {
         let size = size.ok_or_else(|| Error::corrupt("broken size of a sparse file"))?;
         let at = self.position;
         self.skip(stored)?;
-        Ok(EntryKind::Regular { size, pieces: sparse::pieces(&map, size, at, stored)? })
+        Ok(EntryKind::Regular {
+            size,
+            pieces: sparse::pieces(&map, size, self.start + at, stored)?,
+        })
     }
 
     /// The next header block; `None` at the end of the archive.
@@ -254,6 +260,9 @@ impl<'a> Reader<'a> {
         let mut zeros = 0;
         loop {
             let left = self.length.saturating_sub(self.position);
+            if left == 0 {
+                return Ok(None);
+            }
             let mut block = [0; BLOCK as usize];
             let take = left.min(BLOCK) as usize;
             self.read(self.position, &mut block[..take])?;
@@ -317,13 +326,13 @@ impl<'a> Reader<'a> {
         }
         let context = || format!("read at byte {at}");
         if buffer.len() > WINDOW_BYTES {
-            return self.file.read_exact_at(buffer, at).context(context);
+            return self.file.read_exact_at(buffer, self.start + at).context(context);
         }
         if at < self.window_at || end > self.window_at + self.window.len() as u64 {
             let length = (self.length - at).min(WINDOW_BYTES as u64) as usize;
             self.window.resize(length, 0);
             self.window_at = at;
-            self.file.read_exact_at(&mut self.window, at).context(context)?;
+            self.file.read_exact_at(&mut self.window, self.start + at).context(context)?;
         }
         let start = (at - self.window_at) as usize;
         buffer.copy_from_slice(&self.window[start..start + buffer.len()]);
