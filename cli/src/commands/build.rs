@@ -1,0 +1,221 @@
+//! `build`: a source becomes a layer, or the layers of an environment, and gets a name.
+//!
+//! Ctrl-C ends the build at its next step. CRASH: nothing is visible before the reference moves, which
+//! is the last step; a repeated build finds the chunks that were stored.
+
+use super::{Scene, author};
+use crate::args::Build;
+use crate::embed;
+use crate::errors::{Failure, Outcome, Remedy};
+use crate::progress::Bars;
+use crate::quantity::{show_bytes, show_duration};
+use builder::publish::ImagesPublisher;
+use builder::{BuildOptions, Built, Cancel, ImageLayers, Source};
+use layer::manifest::LayerKind;
+use layer::reference::{RefKind, Reference};
+use layer::{EnvId, Error, ErrorKind, LayerId, Result};
+use proto::v1::images_client::ImagesClient;
+use proto::v1::{TagRequest, tag_request};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::runtime::Handle;
+use tonic::transport::Channel;
+
+/// What a shell gives for a command that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+/// What `build` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    reference: Reference,
+    environment_reference: Option<Reference>,
+    environment: Option<EnvId>,
+    layers: Vec<BuiltLayer>,
+    elapsed_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct BuiltLayer {
+    id: LayerId,
+    kind: LayerKind,
+    files: u64,
+    directories: u64,
+    plain_bytes: u64,
+    metadata_bytes: u64,
+    new_chunks: u64,
+    new_plain_bytes: u64,
+    new_stored_bytes: u64,
+    reused_plain_bytes: u64,
+}
+
+fn layer_kind(kind: RefKind) -> LayerKind {
+    match kind {
+        RefKind::Base | RefKind::Env => LayerKind::Base,
+        RefKind::Workspace => LayerKind::Workspace,
+        RefKind::Toolkit => LayerKind::Toolkit,
+        RefKind::Diff => LayerKind::Diff,
+    }
+}
+
+/// `build`
+pub async fn build(scene: &Scene, args: Build) -> Outcome {
+    let begin = Instant::now();
+    let reference = super::reference(&args.tag)?;
+    if args.stacked && reference.kind() != RefKind::Env {
+        return Err(Failure::Usage(
+            "--stacked makes an environment: use -t env/NAME:TAG".to_owned(),
+        ));
+    }
+    let source = Source::parse(&args.source)?;
+    let images = embed::images(&scene.settings, scene.out).await?;
+    let mut options = BuildOptions::new(layer_kind(reference.kind()));
+    options.annotations.extend(args.annotations);
+    options.image_layers = if args.stacked { ImageLayers::Stacked } else { ImageLayers::Merged };
+    let cancel = options.cancel.clone();
+    let work = Work {
+        source,
+        options,
+        reference,
+        channel: images.channel.clone(),
+        bars: Arc::new(Bars::new(scene.out)),
+    };
+    let bars = Arc::clone(&work.bars);
+    let handle = Handle::current();
+    let mut task = tokio::task::spawn_blocking(move || work.carry_out(&handle));
+    let built = tokio::select! {
+        built = &mut task => built,
+        _ = tokio::signal::ctrl_c() => return interrupted(&cancel, task, &bars).await,
+    };
+    bars.finish();
+    let (built, reference, environment) = built.map_err(died)??;
+    let report = Report::new(built, reference, environment, begin.elapsed().as_millis() as u64);
+    scene.out.result(&report, || report.lines())
+}
+
+fn died(error: tokio::task::JoinError) -> Error {
+    Error::new(ErrorKind::Internal, "the build died").with_source(error)
+}
+
+/// Lets the build unwind: what it was writing is taken back by its own drop.
+async fn interrupted<T>(cancel: &Cancel, task: tokio::task::JoinHandle<T>, bars: &Bars) -> Outcome {
+    cancel.cancel();
+    _ = task.await;
+    bars.finish();
+    Err(Failure::Code(INTERRUPTED))
+}
+
+/// A build on a thread that may block.
+struct Work {
+    source: Source,
+    options: BuildOptions,
+    reference: Reference,
+    channel: Channel,
+    bars: Arc<Bars>,
+}
+
+/// An environment with its name.
+type Composed = Option<(Reference, EnvId)>;
+
+impl Work {
+    fn carry_out(self, handle: &Handle) -> Outcome<(Built, Reference, Composed)> {
+        let purpose = format!("build {}", self.reference);
+        let publisher = ImagesPublisher::open(handle.clone(), self.channel.clone(), &purpose)?;
+        let built = builder::build(&self.source, &publisher, &self.options, &*self.bars)
+            .map_err(|error| error.context(format!("build {}", self.source)))
+            .remedy(advice)?;
+        let is_env = self.reference.kind() == RefKind::Env;
+        let environment = match (&built.config, is_env) {
+            (None, false) => None,
+            (config, _) => {
+                let config = config.clone().unwrap_or_default();
+                Some(builder::publish_environment(built.layer_ids(), config, &publisher)?)
+            }
+        };
+        self.options.cancel.check()?;
+        if !is_env {
+            let target = tag_request::Target::LayerId(built.layer_id().0.to_vec().into());
+            self.tag(handle, &self.reference, target)?;
+        }
+        let composed = match environment {
+            Some(id) => {
+                let (name, tag) = (self.reference.name(), self.reference.tag());
+                let reference = Reference::new(RefKind::Env, name, tag)?;
+                let target = tag_request::Target::EnvId(id.0.to_vec().into());
+                self.tag(handle, &reference, target)?;
+                Some((reference, id))
+            }
+            None => None,
+        };
+        Ok((built, self.reference, composed))
+    }
+
+    fn tag(
+        &self,
+        handle: &Handle,
+        reference: &Reference,
+        target: tag_request::Target,
+    ) -> Result<()> {
+        let request = TagRequest {
+            reference: reference.to_string(),
+            target: Some(target),
+            author: author(),
+            expected_number: None,
+        };
+        let mut client = ImagesClient::new(self.channel.clone());
+        let moved = handle.block_on(client.tag(request));
+        moved.map(|_| ()).map_err(|status| {
+            proto::status::from_status(status).context(format!("name {reference}"))
+        })
+    }
+}
+
+fn advice(kind: ErrorKind) -> Option<String> {
+    match kind {
+        ErrorKind::Corrupt => Some("the source is damaged; nothing was published".to_owned()),
+        ErrorKind::Busy => Some("a file changed while it was read; try again".to_owned()),
+        _ => None,
+    }
+}
+
+impl Report {
+    fn new(built: Built, reference: Reference, environment: Composed, elapsed_ms: u64) -> Self {
+        let layers = built.layers.into_iter().map(|layer| BuiltLayer {
+            id: layer.layer_id,
+            kind: layer.manifest.kind,
+            files: layer.manifest.files,
+            directories: layer.manifest.directories,
+            plain_bytes: layer.manifest.plain_bytes,
+            metadata_bytes: layer.manifest.metadata_bytes,
+            new_chunks: layer.new_chunks,
+            new_plain_bytes: layer.new_plain_bytes,
+            new_stored_bytes: layer.new_stored_bytes,
+            reused_plain_bytes: layer.reused_plain_bytes,
+        });
+        let (environment_reference, environment) = environment.unzip();
+        let layers = layers.collect();
+        Self { reference, environment_reference, environment, layers, elapsed_ms }
+    }
+
+    fn lines(&self) -> String {
+        let mut lines = Vec::new();
+        for layer in &self.layers {
+            lines.push(format!(
+                "layer {}: {} files, {}; {} new, stored as {}",
+                layer.id.short(),
+                layer.files,
+                show_bytes(layer.plain_bytes),
+                show_bytes(layer.new_plain_bytes),
+                show_bytes(layer.new_stored_bytes),
+            ));
+        }
+        let time = show_duration(std::time::Duration::from_millis(self.elapsed_ms));
+        if self.reference.kind() != RefKind::Env {
+            lines.push(format!("{} in {time}", self.reference));
+        }
+        if let Some(reference) = &self.environment_reference {
+            lines.push(format!("{reference} in {time}"));
+        }
+        lines.join("\n")
+    }
+}

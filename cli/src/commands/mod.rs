@@ -1,0 +1,135 @@
+//! One module per group of commands, and the dispatch to them.
+
+mod bench;
+mod build;
+mod check;
+mod compose;
+mod copy;
+mod exec;
+mod images;
+mod mount;
+mod node;
+mod overlay_view;
+mod pack;
+mod run;
+mod sandboxes;
+mod stats;
+mod tree;
+
+pub use bench::bench;
+pub use mount::any as any_mount;
+pub use node::keeper;
+
+use crate::args::{Action, Env};
+use crate::errors::{Failure, Outcome};
+use crate::output::Output;
+use crate::settings::Settings;
+use layer::LayerId;
+use layer::reference::{RefKind, Reference};
+use tonic::transport::Channel;
+
+/// What every command works with.
+#[derive(Debug, Clone)]
+pub struct Scene {
+    /// Where things lie.
+    pub settings: Settings,
+    /// Where results go.
+    pub out: Output,
+}
+
+/// Takes back every mount and stops every sandbox.
+pub async fn stop_everything(settings: &Settings, out: Output, sandboxes: &Channel) -> Outcome {
+    let stopped = node::stop_all(sandboxes).await.map(|_| ());
+    mount::unmount_all(settings, out).await?;
+    stopped
+}
+
+/// Carries out a command that needs a runtime; `main` carries out the others.
+pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
+    match action {
+        Action::Up(args) => node::up(&scene, &args).await,
+        Action::Down(args) => node::down(&scene, &args).await,
+        Action::Build(args) => build::build(&scene, args).await,
+        Action::Env(Env::Create(args)) => compose::create(&scene, args).await,
+        Action::Ls(args) => images::ls(&scene, &args).await,
+        Action::Inspect(args) => images::inspect(&scene, &args).await,
+        Action::Tree(args) => tree::tree(&scene, &args).await,
+        Action::History(args) => images::history(&scene, &args).await,
+        Action::Tag(args) => images::tag(&scene, &args).await,
+        Action::Untag(args) => images::untag(&scene, &args).await,
+        Action::Mount(args) => mount::mount(&scene, &args).await,
+        Action::Umount(args) => mount::umount(&scene, &args).await,
+        Action::Run(args) => run::run(&scene, args).await,
+        Action::Create(args) => sandboxes::create(&scene, args).await,
+        Action::Exec(args) => exec::exec(&scene, args).await,
+        Action::Cp(args) => copy::copy(&scene, &args).await,
+        Action::Ps(args) => sandboxes::ps(&scene, &args).await,
+        Action::Logs(args) => sandboxes::logs(&scene, &args).await,
+        Action::Stop(args) => sandboxes::stop(&scene, &args).await,
+        Action::Rm(args) => sandboxes::rm(&scene, &args).await,
+        Action::Pause(args) => sandboxes::pause(&scene, &args).await,
+        Action::Resume(args) => sandboxes::resume(&scene, &args).await,
+        Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
+        Action::Stats => stats::stats(&scene).await,
+        Action::Fsck(args) => check::fsck(&scene, &args).await,
+        Action::Reindex => images::reindex(&scene).await,
+        Action::Fsd => node::fsd(&scene).await,
+        Action::Doctor | Action::Bench(_) | Action::Keeper(_) => Ok(()),
+    }
+}
+
+/// Whether this text is the id of a layer or an environment.
+fn is_id(text: &str) -> bool {
+    text.parse::<LayerId>().is_ok()
+}
+
+/// The full name of what the user means: an id as it is, `kind/name:tag`, and `env/` before a name
+/// without a kind.
+fn named(text: &str) -> Outcome<String> {
+    if is_id(text) {
+        return Ok(text.to_owned());
+    }
+    reference(text).map(|reference| reference.to_string())
+}
+
+/// A reference; one without a kind is an environment's.
+fn reference(text: &str) -> Outcome<Reference> {
+    let has_kind = text
+        .split_once('/')
+        .is_some_and(|(kind, rest)| kind.parse::<RefKind>().is_ok() && !rest.is_empty());
+    let full = if has_kind { text.to_owned() } else { format!("env/{text}") };
+    full.parse::<Reference>().map_err(|error| {
+        Failure::Usage(format!("{text:?} names nothing: {}", crate::errors::one_line(&error)))
+    })
+}
+
+/// What to say when a name is unknown.
+fn lost_name(kind: layer::ErrorKind) -> Option<String> {
+    (kind == layer::ErrorKind::NotFound).then(|| "`lamella ls` lists what there is".to_owned())
+}
+
+/// Who moves a reference.
+fn author() -> String {
+    let user = ["LAMELLA_AUTHOR", "SUDO_USER", "USER"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", user.unwrap_or_else(|| "root".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_a_kind_is_an_environment() {
+        assert_eq!(named("py").unwrap(), "env/py:latest");
+        assert_eq!(named("ci/py:3").unwrap(), "env/ci/py:3");
+        assert_eq!(named("base/debian:13").unwrap(), "base/debian:13");
+        let id = "ab".repeat(32);
+        assert_eq!(named(&id).unwrap(), id);
+        for bad in ["", "base/", "UPPER", "base/x:y:z", "../x", "a b"] {
+            assert!(matches!(named(bad), Err(Failure::Usage(_))), "{bad}");
+        }
+    }
+}

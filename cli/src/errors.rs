@@ -1,0 +1,183 @@
+//! How a command ends when it does not end well: an exit code and one line that names the thing and
+//! the remedy.
+//!
+//! Exit codes: 1 the operation failed, 2 wrong usage, and for `run` and `exec` the command's own code.
+
+use crate::output::escape;
+use layer::{Error, ErrorKind};
+use std::io::{self, Write};
+
+/// Why a command does not exit with 0.
+#[derive(Debug)]
+pub enum Failure {
+    /// The command line parses but makes no sense.
+    Usage(String),
+    /// The operation failed.
+    Failed {
+        /// What went wrong.
+        error: Error,
+        /// What the user can do about it.
+        remedy: Option<String>,
+    },
+    /// Nothing is left to say: the sandboxed command's own code, or a reader that went away.
+    Code(u8),
+}
+
+/// What every command returns.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Failed { error, remedy: None }
+    }
+}
+
+impl From<tonic::Status> for Failure {
+    fn from(status: tonic::Status) -> Self {
+        proto::status::from_status(status).into()
+    }
+}
+
+/// Adds to an error what the user can do about it.
+pub trait Remedy<T> {
+    /// The text is only made when there is an error, from its kind; `None` keeps the general advice.
+    fn remedy(self, advice: impl FnOnce(ErrorKind) -> Option<String>) -> Outcome<T>;
+}
+
+impl<T, E: Into<Failure>> Remedy<T> for Result<T, E> {
+    fn remedy(self, advice: impl FnOnce(ErrorKind) -> Option<String>) -> Outcome<T> {
+        self.map_err(|error| match error.into() {
+            Failure::Failed { error, remedy: None } => {
+                let remedy = advice(error.kind());
+                Failure::Failed { error, remedy }
+            }
+            other => other,
+        })
+    }
+}
+
+/// Advice that is right for a kind wherever it comes from.
+fn general_remedy(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::Denied => Some("run as root"),
+        ErrorKind::NoSpace => {
+            Some("free some space, or choose another place with --store or --data")
+        }
+        ErrorKind::Unsupported => Some("`lamella doctor` says what this host can do"),
+        ErrorKind::Corrupt => Some("`lamella fsck REF --data` says what is damaged"),
+        ErrorKind::Internal => Some("this is a defect of lamella; -v shows the whole chain"),
+        ErrorKind::NotFound
+        | ErrorKind::Exists
+        | ErrorKind::Invalid
+        | ErrorKind::Busy
+        | ErrorKind::Unavailable
+        | ErrorKind::Timeout => None,
+    }
+}
+
+/// The causes, outermost first, without those whose text an outer one already contains.
+fn causes(error: &Error) -> Vec<String> {
+    let mut lines = vec![error.to_string()];
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let line = cause.to_string();
+        if !lines.iter().any(|outer| outer.contains(&line)) {
+            lines.push(line);
+        }
+        next = cause.source();
+    }
+    lines
+}
+
+/// What failed and why, in one line: the outermost context and the innermost cause.
+pub fn one_line(error: &Error) -> String {
+    let causes = causes(error);
+    match (causes.first(), causes.last()) {
+        (Some(first), Some(last)) if causes.len() > 1 => format!("{first}: {last}"),
+        (Some(first), _) => first.clone(),
+        _ => String::new(),
+    }
+}
+
+impl Failure {
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Failed { .. } => 1,
+            Self::Code(code) => *code,
+        }
+    }
+
+    /// Writes the error to standard error. A standard error that is gone is nobody's concern.
+    pub fn report(&self, verbose: bool, json: bool) {
+        let text = match self {
+            Self::Code(_) => return,
+            Self::Usage(message) if json => json_line("usage", message, None, &[]),
+            Self::Usage(message) => {
+                format!("lamella: {}\n  (see `lamella help`)\n", escape(message))
+            }
+            Self::Failed { error, remedy } => {
+                let advice = remedy.as_deref().or_else(|| general_remedy(error.kind()));
+                let chain = causes(error);
+                if json {
+                    json_line(error.kind().word(), &one_line(error), advice, &chain)
+                } else {
+                    text_lines(error, advice, verbose.then_some(&chain[..]))
+                }
+            }
+        };
+        _ = io::stderr().write_all(text.as_bytes());
+    }
+}
+
+fn text_lines(error: &Error, advice: Option<&str>, chain: Option<&[String]>) -> String {
+    let mut text = format!("lamella: {}", escape(&one_line(error)));
+    // A daemon may have given the same advice already.
+    if let Some(advice) = advice.filter(|advice| !text.contains(*advice)) {
+        text.push_str("; ");
+        text.push_str(&escape(advice));
+    }
+    text.push('\n');
+    for cause in chain.into_iter().flatten() {
+        text.push_str("  because ");
+        text.push_str(&escape(cause));
+        text.push('\n');
+    }
+    text
+}
+
+fn json_line(kind: &str, message: &str, remedy: Option<&str>, chain: &[String]) -> String {
+    let value = serde_json::json!({
+        "error": { "kind": kind, "message": message, "remedy": remedy, "chain": chain }
+    });
+    format!("{}\n", crate::output::safe_json(&value.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_names_the_outermost_and_the_innermost() {
+        let error = Error::corrupt("bad magic").context("layer file").context("inspect base/x:1");
+        assert_eq!(one_line(&error), "inspect base/x:1: bad magic");
+        assert_eq!(one_line(&Error::not_found("base/x:1")), "base/x:1");
+        let repeated = Error::corrupt("x").context("open x");
+        assert_eq!(one_line(&repeated), "open x");
+    }
+
+    #[test]
+    fn exit_codes_are_as_documented() {
+        assert_eq!(Failure::Usage(String::new()).exit_code(), 2);
+        assert_eq!(Failure::from(Error::not_found("x")).exit_code(), 1);
+        assert_eq!(Failure::Code(137).exit_code(), 137);
+    }
+
+    #[test]
+    fn a_hostile_name_in_an_error_cannot_drive_the_terminal() {
+        let error = Error::invalid("file \x1b]0;owned\x07");
+        let text = text_lines(&error, None, None);
+        assert!(!text.contains('\x1b') && !text.contains('\x07'), "{text:?}");
+    }
+}

@@ -1,0 +1,82 @@
+//! `lamella`: the one program for people, and the one that runs every daemon of a node.
+//!
+//! [`args`] is what the command line looks like, [`commands`] what it does, [`node`] the node of a data
+//! directory, [`embed`] imaged without a node. A command returns; only `main` ends the process, so that
+//! terminals, locks and temporary files are given back on every way out.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod embed;
+mod errors;
+mod node;
+mod output;
+mod progress;
+mod quantity;
+mod settings;
+mod terminal;
+
+use args::{Action, Cli};
+use commands::Scene;
+use errors::Outcome;
+use layer::Error;
+use output::Output;
+use settings::Settings;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// How long what a command left running in this process may go on: closing a publish, an in-process
+/// server that ends with its last client.
+const TAIL: Duration = Duration::from_millis(500);
+/// How long threads that may block get after that.
+const LAST_THREADS: Duration = Duration::from_secs(10);
+
+fn main() -> ExitCode {
+    let cli = match args::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let (verbose, json) = (cli.verbose, cli.json);
+    match carry_out(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report(verbose, json);
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn carry_out(cli: Cli) -> Outcome {
+    let scene = Scene { settings: Settings::resolve(&cli)?, out: Output::new(cli.json) };
+    match cli.action {
+        // These three make no use of a runtime, or make their own.
+        Action::Bench(args) => commands::bench(&scene, &args),
+        Action::Keeper(args) => commands::keeper(&scene, &args),
+        action => {
+            if !matches!(action, Action::Up(_) | Action::Fsd) {
+                node::log::to_stderr(if cli.verbose { "info" } else { "error" });
+            }
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| Error::io("start the threads", error))?;
+            let outcome = runtime.block_on(commands::dispatch(scene, action));
+            end(runtime);
+            outcome
+        }
+    }
+}
+
+/// Lets what was begun in the background come to its end, then ends the threads. The catalog is closed
+/// when the last of them is gone; leaving the process before would tear RocksDB's threads down under it.
+fn end(runtime: Runtime) {
+    let deadline = Instant::now() + TAIL;
+    while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    runtime.shutdown_timeout(LAST_THREADS);
+}

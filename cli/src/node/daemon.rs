@@ -1,0 +1,206 @@
+//! Keeps fsd alive: starts it as a process of its own, adopts one that a dead node left, and starts it
+//! again when it dies.
+//!
+//! ```text
+//!  (absent) --spawn--> running --dies--> backoff --spawn--> running
+//!  (left by a dead node) --adopt--> running
+//!  running --finish, nothing attached--> drained, ended
+//!  running --finish, layers in use--> left alone, the next node adopts it
+//! ```
+//! fsd outlives a node that is killed on purpose: sandboxes read through it.
+
+use crate::node::start::{own_command, stray_output};
+use crate::settings::Settings;
+use layer::{Context, Error, ErrorKind, Result};
+use proto::v1::layer_fs_client::LayerFsClient;
+use proto::v1::{DrainRequest, StatsRequest};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// How long fsd may take to answer on its socket after a start. A takeover after a crash fills what
+/// the dead one left unanswered first.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long fsd may take to end when it is told to.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+/// The pause before a restart, doubled with each death in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A daemon that lived this long does not count as dying in a row.
+const STEADY: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_millis(10);
+
+/// One fsd process, ours or adopted.
+struct Process {
+    pidfd: Arc<OwnedFd>,
+    /// Told by a thread that waits for the end.
+    end: oneshot::Receiver<()>,
+    /// Present when it is our child and must be reaped.
+    child: Option<std::process::Child>,
+    since: Instant,
+}
+
+/// Resolves when the process behind `pidfd` has ended.
+pub fn end_of(pidfd: &Arc<OwnedFd>) -> oneshot::Receiver<()> {
+    let (told, end) = oneshot::channel();
+    let pidfd = Arc::clone(pidfd);
+    std::thread::spawn(move || {
+        _ = sys::wait_readable(pidfd.as_fd(), None);
+        _ = told.send(());
+    });
+    end
+}
+
+impl Process {
+    fn of(pid: u32, child: Option<std::process::Child>) -> Result<Self> {
+        let name = || format!("watch fsd, process {pid}");
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = raw.ok_or_else(|| Error::invalid(name()))?;
+        let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
+        let pidfd = Arc::new(pidfd.context(name)?);
+        let end = end_of(&pidfd);
+        Ok(Self { pidfd, end, child, since: Instant::now() })
+    }
+
+    fn spawn(settings: &Settings) -> Result<Self> {
+        let mut command = own_command(settings, "fsd");
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(stray_output(&settings.run("fsd.log"))?);
+        let child = command.spawn().context(|| "start fsd".to_owned())?;
+        Self::of(child.id(), Some(child))
+    }
+
+    /// The fsd that answers on the socket, if one does.
+    async fn adopt(settings: &Settings) -> Option<Self> {
+        let channel = proto::connect::unix(&settings.fsd_socket()).await.ok()?;
+        let stats = LayerFsClient::new(channel).stats(StatsRequest {}).await.ok()?;
+        Self::of(stats.into_inner().pid, None).ok()
+    }
+
+    /// Resolves when the process has ended, and says how.
+    async fn ended(&mut self) -> String {
+        _ = (&mut self.end).await;
+        match self.child.as_mut().map(std::process::Child::wait) {
+            Some(Ok(status)) => status.to_string(),
+            Some(Err(error)) => error.to_string(),
+            None => "unknown status".to_owned(),
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        _ = pidfd_send_signal(&*self.pidfd, signal);
+    }
+}
+
+/// fsd under supervision.
+pub struct Daemon {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Option<Process>>,
+    settings: Settings,
+}
+
+impl Daemon {
+    /// Adopts or starts fsd and answers when its socket accepts.
+    pub async fn start(settings: &Settings) -> Result<Self> {
+        let mut process = match Process::adopt(settings).await {
+            Some(process) => {
+                tracing::info!("adopted the running fsd");
+                process
+            }
+            None => Process::spawn(settings)?,
+        };
+        await_socket(settings, &mut process).await?;
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(supervise(settings.clone(), process, stopped));
+        Ok(Self { stop, task, settings: settings.clone() })
+    }
+
+    /// Ends fsd and its keepers unless layers are in use; says whether it ended.
+    pub async fn finish(self) -> Result<bool> {
+        _ = self.stop.send(());
+        let Ok(Some(mut process)) = self.task.await else { return Ok(true) };
+        let drained = match proto::connect::unix(&self.settings.fsd_socket()).await {
+            Ok(channel) => LayerFsClient::new(channel)
+                .drain(DrainRequest { force: false })
+                .await
+                .map(|_| ())
+                .map_err(proto::status::from_status),
+            Err(error) => Err(error),
+        };
+        match drained {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                tracing::info!("layers are in use: fsd stays for the next node");
+                return Ok(false);
+            }
+            Err(error) => tracing::warn!(error = error.chain(), "drain fsd"),
+        }
+        process.signal(Signal::TERM);
+        if tokio::time::timeout(END_TIMEOUT, process.ended()).await.is_err() {
+            tracing::warn!("fsd does not end; killing it");
+            process.signal(Signal::KILL);
+            process.ended().await;
+        }
+        Ok(true)
+    }
+}
+
+async fn await_socket(settings: &Settings, process: &mut Process) -> Result<()> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    let log = settings.run("fsd.log");
+    while proto::connect::unix(&settings.fsd_socket()).await.is_err() {
+        if Instant::now() > deadline {
+            process.signal(Signal::KILL);
+            process.ended().await;
+            let context = format!("fsd does not come up; see {}", log.display());
+            return Err(Error::new(ErrorKind::Timeout, context));
+        }
+        tokio::select! {
+            how = process.ended() => {
+                let context = format!("fsd ended at its start ({how}); see {}", log.display());
+                return Err(Error::new(ErrorKind::Unavailable, context));
+            }
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Restarts fsd until told to stop; gives back the process that is alive then.
+async fn supervise(
+    settings: Settings,
+    process: Process,
+    mut stopped: oneshot::Receiver<()>,
+) -> Option<Process> {
+    let mut process = Some(process);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if let Some(alive) = &mut process {
+            tokio::select! {
+                how = alive.ended() => {
+                    tracing::error!(how, "fsd died; starting it again");
+                    if alive.since.elapsed() > STEADY {
+                        pause = FIRST_PAUSE;
+                    }
+                }
+                _ = &mut stopped => return process,
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = &mut stopped => return None,
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        // Another fsd may have been started by hand meanwhile; there can be only one.
+        process = match Process::adopt(&settings).await {
+            Some(process) => Some(process),
+            None => Process::spawn(&settings)
+                .inspect_err(|error| tracing::error!(error = error.chain(), "restart fsd"))
+                .ok(),
+        };
+    }
+}

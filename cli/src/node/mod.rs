@@ -1,0 +1,11 @@
+//! The node of a data directory: one process that serves Images and Sandboxes and looks after fsd.
+//!
+//! [`lock`] says who owns a data directory, [`start`] finds or starts its node, [`server`] is the node,
+//! [`daemon`] keeps fsd alive, [`owners`] cleans up after commands that died.
+
+pub mod daemon;
+pub mod lock;
+pub mod log;
+pub mod owners;
+pub mod server;
+pub mod start;

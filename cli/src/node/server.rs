@@ -1,0 +1,209 @@
+//! The node process: imaged and the runtime in it, fsd beside it.
+//!
+//! Order up: the node's lock, the catalog's lock, imaged, fsd, the runtime, the socket. Order down: the
+//! socket, the runtime (its sandboxes were stopped by whoever wanted them stopped), fsd with its keepers
+//! unless layers are in use, the locks.
+//!
+//! | told to end by | sandboxes | fsd |
+//! |---|---|---|
+//! | `lamella down` | stopped by the command | ends |
+//! | `lamella down --keep`, SIGTERM | go on | stays, adopted by the next node |
+//! | Ctrl-C in the foreground | stopped here | ends |
+//! | its last user gone (`run --rm`) | none are left | ends |
+//!
+//! CRASH: `kill -9` here leaves fsd, its keepers and the sandboxes as they are; the locks are free, and
+//! the next node adopts everything.
+
+use crate::embed;
+use crate::errors::{Failure, Outcome, one_line};
+use crate::node::daemon::Daemon;
+use crate::node::lock::{self, Exclusive};
+use crate::node::start::Announcement;
+use crate::node::{log, owners};
+use crate::output::{Output, write_out};
+use crate::settings::Settings;
+use layer::{Error, ErrorKind, Result};
+use proto::v1::ListRequest;
+use proto::v1::sandboxes_client::SandboxesClient;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::service::Routes;
+use tonic::transport::Channel;
+
+/// How often dead owners are looked for.
+const OWNERS_TICK: Duration = Duration::from_secs(1);
+/// Every so many ticks sandboxes without an owner are looked for, whatever the owners say.
+const THOROUGH_EVERY: u32 = 30;
+/// How often an ephemeral node looks whether it is used.
+const IDLE_TICK: Duration = Duration::from_millis(50);
+
+/// How a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// For a person who watches: logs to standard error, ends with Ctrl-C.
+    Foreground,
+    /// Started by another command, until it is told to end.
+    Background,
+    /// Started by another command, until nobody uses it.
+    Ephemeral,
+}
+
+/// Runs a node until it is told to end.
+pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
+    settings.prepare()?;
+    if mode == Mode::Foreground {
+        log::to_stderr("warn");
+    } else {
+        log::to_file(&settings.run("node.log"))?;
+        if let Err(error) = sys::process::new_session() {
+            tracing::debug!(%error, "the node stays in its session");
+        }
+    }
+    let owner = embed::this_process(settings);
+    let node_lock = match lock::try_exclusive(&settings.run("node.lock"), &owner)? {
+        Ok(lock) => lock,
+        Err(_) if mode != Mode::Foreground => return announce(&Announcement::Held),
+        Err(first) => return Err(lock::second_node(settings.data(), first.as_ref()).into()),
+    };
+    let up = Node::start(settings, out).await;
+    let node = match up {
+        Ok(node) => node,
+        Err(failure) => {
+            if mode != Mode::Foreground {
+                announce(&failed(&failure))?;
+            }
+            return Err(failure);
+        }
+    };
+    node.serve(settings, out, mode).await?;
+    drop(node_lock);
+    Ok(())
+}
+
+fn announce(announcement: &Announcement) -> Outcome {
+    let mut line = serde_json::to_string(announcement)
+        .map_err(|error| Error::new(ErrorKind::Internal, "announce").with_source(error))?;
+    line.push('\n');
+    write_out(line.as_bytes())
+}
+
+fn failed(failure: &Failure) -> Announcement {
+    let (kind, message) = match failure {
+        Failure::Failed { error, .. } => (error.kind(), one_line(error)),
+        Failure::Usage(message) => (ErrorKind::Invalid, message.clone()),
+        Failure::Code(code) => (ErrorKind::Internal, format!("exit code {code}")),
+    };
+    Announcement::Failed { kind: kind.word().to_owned(), message }
+}
+
+/// Everything of a node but its socket. Fields drop in order.
+struct Node {
+    routes: Routes,
+    sandboxes: Channel,
+    daemon: Daemon,
+    _images: imaged::Service,
+    _catalog: Exclusive,
+}
+
+impl Node {
+    async fn start(settings: &Settings, out: Output) -> Outcome<Self> {
+        let catalog = embed::lock_catalog(settings, out, || false).await?;
+        let catalog =
+            catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
+        let images = embed::open_images(settings).await?;
+        let daemon = Daemon::start(settings).await?;
+        let sandboxes = proto::connect::in_process(images.routes()).await?;
+        let routes = images.routes();
+        Ok(Self { routes, sandboxes, daemon, _images: images, _catalog: catalog })
+    }
+
+    async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome {
+        let listen = |kind| signal(kind).map_err(|error| Error::io("listen for signals", error));
+        let mut terminate = listen(SignalKind::terminate())?;
+        let mut interrupt = listen(SignalKind::interrupt())?;
+        let upkeep = tokio::spawn(collect_owners(settings.clone(), self.sandboxes.clone()));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (socket, routes) = (settings.node_socket(), self.routes.clone());
+        let server = tokio::spawn(async move {
+            proto::connect::serve_unix(&socket, routes, async move {
+                _ = stopped.await;
+            })
+            .await
+        });
+        wait_for_socket(settings).await?;
+        match mode {
+            Mode::Foreground => out.notice(&format!(
+                "the node of {} is up, process {}",
+                settings.data().display(),
+                std::process::id()
+            )),
+            Mode::Background | Mode::Ephemeral => announce(&Announcement::Ready)?,
+        }
+        let mut last_user = None;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {
+                if let Err(Failure::Failed { error, .. }) =
+                    crate::commands::stop_everything(settings, out, &self.sandboxes).await
+                {
+                    tracing::warn!(error = error.chain(), "stop sandboxes and mounts");
+                }
+            }
+            lock = unused(settings, &self.sandboxes), if mode == Mode::Ephemeral => {
+                last_user = lock;
+            }
+        }
+        tracing::info!("the node ends");
+        upkeep.abort();
+        _ = stop.send(());
+        match server.await {
+            Ok(served) => served?,
+            Err(error) => tracing::error!(%error, "the server died"),
+        }
+        self.daemon.finish().await?;
+        drop(last_user);
+        Ok(())
+    }
+}
+
+async fn wait_for_socket(settings: &Settings) -> Result<()> {
+    for _ in 0..500 {
+        if proto::connect::unix(&settings.node_socket()).await.is_ok() {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Err(Error::new(ErrorKind::Timeout, "the node's socket does not accept"))
+}
+
+async fn collect_owners(settings: Settings, channel: Channel) {
+    let dir = settings.run("owners");
+    for tick in 0_u32.. {
+        let thorough = tick % THOROUGH_EVERY == 0;
+        if let Err(Failure::Failed { error, .. }) = owners::collect(&dir, &channel, thorough).await
+        {
+            tracing::warn!(error = error.chain(), "collect the sandboxes of dead commands");
+        }
+        tokio::time::sleep(OWNERS_TICK).await;
+    }
+}
+
+/// Resolves when nobody uses the node: no command is connected, no sandbox is alive, nothing is mounted.
+/// Gives back the lock that keeps new users away meanwhile.
+async fn unused(settings: &Settings, channel: &Channel) -> Option<Exclusive> {
+    let mut client = SandboxesClient::new(channel.clone());
+    loop {
+        tokio::time::sleep(IDLE_TICK).await;
+        let Ok(Some(lock)) = lock::try_sole(&settings.run("users.lock")) else { continue };
+        if crate::commands::any_mount(settings) {
+            continue;
+        }
+        if owners::collect(&settings.run("owners"), channel, true).await.is_err() {
+            continue;
+        }
+        match client.list(ListRequest { all: false }).await {
+            Ok(list) if list.get_ref().sandboxes.is_empty() => return Some(lock),
+            _ => {}
+        }
+    }
+}
