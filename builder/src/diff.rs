@@ -311,7 +311,8 @@ impl Grafter<'_> {
         let graft = !self.index.node(ix).opaque;
         let there = lower.as_deref().and_then(|lower| exact(self.below, lower));
         if graft && !there.is_some_and(|there| self.below.node(there).is_directory()) {
-            let (path, from) = (path::show(&path), path::show(redirect));
+            let from = redirect.strip_prefix(b"/").unwrap_or(redirect);
+            let (path, from) = (path::show(&path), path::show(from));
             let text = format!("{path} was renamed from {from}, which no lower layer holds");
             return Err(Error::not_found(text));
         }

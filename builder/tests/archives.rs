@@ -3,6 +3,8 @@
 //! Archives are written byte by byte, so that each holds exactly what its line says. What a layer holds is
 //! read back by our own reader here; the kernel is the judge in the workspace's `tests` crate.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 #[path = "support/tape.rs"]
 mod tape;

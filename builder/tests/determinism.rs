@@ -1,6 +1,8 @@
 //! The same tree gives the same layer id: from a directory, a tar, a compressed tar; with one thread and
 //! with many; on a store that knows everything and on one that knows nothing.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use layer::ErrorKind;

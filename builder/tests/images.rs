@@ -1,6 +1,8 @@
 //! Container images: layouts, archives, docker archives; whiteouts and everything else that layers do to
 //! each other, merged and stacked.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 #[path = "support/tape.rs"]
 mod tape;

@@ -96,7 +96,7 @@ impl Publisher for ImagesPublisher {
     fn missing(&self, digests: &[ChunkDigest]) -> Result<Vec<bool>> {
         let request = v1::MissingChunksRequest {
             publish_id: self.publish_id.clone(),
-            digests: digests.iter().map(|digest| digest.0.to_vec().into()).collect(),
+            digests: digests.iter().map(|digest| digest.0.to_vec()).collect(),
         };
         let answer = self
             .handle
@@ -112,10 +112,10 @@ impl Publisher for ImagesPublisher {
         };
         let mut message = Some(v1::UploadChunk {
             publish_id: String::new(),
-            digest: chunk.digest.0.to_vec().into(),
+            digest: chunk.digest.0.to_vec(),
             codec: codec.into(),
             plain_bytes: chunk.plain_bytes,
-            payload: chunk.payload.into(),
+            payload: chunk.payload,
         });
         let sender = self.sender(&mut message)?;
         let Some(message) = message else { return Ok(()) };
@@ -136,7 +136,7 @@ impl Publisher for ImagesPublisher {
             .chunks(PART_BYTES)
             .map(|data| v1::CommitLayerPart {
                 publish_id: self.publish_id.clone(),
-                data: data.to_vec().into(),
+                data: data.to_vec(),
             })
             .collect();
         let answer = self
@@ -149,7 +149,7 @@ impl Publisher for ImagesPublisher {
     fn commit_environment(&self, document: &[u8]) -> Result<EnvId> {
         let request = v1::CommitEnvironmentRequest {
             publish_id: self.publish_id.clone(),
-            document: document.to_vec().into(),
+            document: document.to_vec(),
         };
         let answer = self
             .handle

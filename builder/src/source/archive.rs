@@ -186,8 +186,10 @@ fn node(entry: Entry, path: &[u8], progress: &dyn Progress) -> Result<Node> {
         EntryKind::BlockDevice(rdev) => NodeKind::BlockDevice(rdev),
         EntryKind::Fifo => NodeKind::Fifo,
     };
+    // The kernel gives every symbolic link this mode, whatever the archive says.
+    let mode = if matches!(kind, NodeKind::Symlink(_)) { 0o777 } else { entry.mode };
     Ok(Node {
-        mode: entry.mode,
+        mode,
         uid: entry.uid,
         gid: entry.gid,
         mtime: entry.mtime,

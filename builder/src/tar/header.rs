@@ -13,7 +13,7 @@ pub(super) enum Block {
     /// All zero: the end, or half of it.
     Zero,
     /// A header.
-    Header(Header),
+    Header(Box<Header>),
     /// Neither.
     Broken,
 }
@@ -32,7 +32,7 @@ impl Header {
         let signed: i64 =
             block.iter().enumerate().map(|pair| i64::from(byte(pair).cast_signed())).sum();
         if stated == unsigned || stated == signed {
-            Block::Header(Self { block })
+            Block::Header(Box::new(Self { block }))
         } else {
             Block::Broken
         }

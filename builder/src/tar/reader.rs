@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next header block; `None` at the end of the archive.
-    fn header(&mut self) -> Result<Option<Header>> {
+    fn header(&mut self) -> Result<Option<Box<Header>>> {
         let mut zeros = 0;
         loop {
             let left = self.length.saturating_sub(self.position);

@@ -1,5 +1,11 @@
 //! A store in memory, and ways to look at what a build put there.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::needless_pass_by_value
+)]
 
 use builder::{
     BuildOptions, Built, Cancel, ChunkingOptions, EncodedChunk, Publisher, Silent, Source,

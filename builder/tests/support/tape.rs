@@ -1,5 +1,11 @@
 //! Writes tar files byte by byte, also such that no tar program would write.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::needless_pass_by_value
+)]
 
 /// A tar file in the making.
 #[derive(Debug, Default, Clone)]
