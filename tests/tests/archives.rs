@@ -320,11 +320,13 @@ fn odd_archives_become_what_gnu_tar_unpacks() {
                 .directory("./", 0o755)
                 .pax(&[
                     ("GNU.sparse.size", b"300000"),
-                    ("GNU.sparse.numblocks", b"2"),
+                    ("GNU.sparse.numblocks", b"3"),
                     ("GNU.sparse.offset", b"4096"),
                     ("GNU.sparse.numbytes", b"512"),
                     ("GNU.sparse.offset", b"200000"),
                     ("GNU.sparse.numbytes", b"3"),
+                    ("GNU.sparse.offset", b"300000"),
+                    ("GNU.sparse.numbytes", b"0"),
                 ])
                 .file("s", &[&noise(512, 5)[..], b"end"].concat())
                 .directory("./", 0o755)
