@@ -41,7 +41,7 @@ impl Images {
     pub fn store_url(&self, settings: &Settings) -> Result<String> {
         Ok(match &self.keep {
             Keep::Node(_) => lock::holder(&settings.run("node.lock"))?.map(|owner| owner.store),
-            Keep::Embedded(..) => None,
+            Keep::Embedded(_) => None,
         }
         .unwrap_or_else(|| settings.store_url().to_owned()))
     }
@@ -51,8 +51,7 @@ impl Images {
 #[expect(dead_code, reason = "held for what their drop does")]
 enum Keep {
     Node(start::Node),
-    // Fields drop in order: the catalog is closed before its lock is released.
-    Embedded(imaged::Service, Exclusive),
+    Embedded(imaged::Service),
 }
 
 /// This process as the owner of a lock.
@@ -108,12 +107,14 @@ pub async fn images(settings: &Settings, out: Output) -> Outcome<Images> {
         // A node that came up meanwhile keeps the catalog: ask it instead.
         let node_is_up = || std::os::unix::net::UnixStream::connect(&socket).is_ok();
         let Some(lock) = lock_catalog(settings, out, node_is_up).await? else { continue };
+        // The catalog is closed by whichever thread drops its last clone, possibly after this command.
+        lock.keep_to_the_end();
         let service = open_images(settings).await?;
         let channel = proto::connect::in_process(service.routes()).await?;
         return Ok(Images {
             client: ImagesClient::new(channel.clone()),
             channel,
-            keep: Keep::Embedded(service, lock),
+            keep: Keep::Embedded(service),
         });
     }
 }

@@ -94,8 +94,8 @@ pub fn one_line(error: &Error) -> String {
     let causes = causes(error);
     match (causes.first(), causes.last()) {
         (Some(first), Some(last)) if causes.len() > 1 => format!("{first}: {last}"),
-        (Some(first), _) => first.clone(),
-        _ => String::new(),
+        (Some(first), _) if !first.is_empty() => first.clone(),
+        _ => error.kind().to_string(),
     }
 }
 

@@ -134,14 +134,14 @@ impl Work {
         };
         self.options.cancel.check()?;
         if !is_env {
-            let target = tag_request::Target::LayerId(built.layer_id().0.to_vec().into());
+            let target = tag_request::Target::LayerId(built.layer_id().0.to_vec());
             self.tag(handle, &self.reference, target)?;
         }
         let composed = match environment {
             Some(id) => {
                 let (name, tag) = (self.reference.name(), self.reference.tag());
                 let reference = Reference::new(RefKind::Env, name, tag)?;
-                let target = tag_request::Target::EnvId(id.0.to_vec().into());
+                let target = tag_request::Target::EnvId(id.0.to_vec());
                 self.tag(handle, &reference, target)?;
                 Some((reference, id))
             }

@@ -111,7 +111,7 @@ async fn refresh_hint(
     if blocking(move || reader.read_locations(&layer)).await?.is_some() {
         return Ok(());
     }
-    let request = LocateRequest { layer_id: id.0.to_vec().into() };
+    let request = LocateRequest { layer_id: id.0.to_vec() };
     match images.client.locate(request).await {
         Ok(answer) => {
             for digest in answer.into_inner().missing {

@@ -251,7 +251,7 @@ struct Outgoing {
 impl Write for Outgoing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(PART_BYTES);
-        let part = write_file_part::Part::Data(bytes[..count].to_vec().into());
+        let part = write_file_part::Part::Data(bytes[..count].to_vec());
         let sent = self.sender.blocking_send(WriteFilePart { part: Some(part) });
         sent.map(|()| count).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }

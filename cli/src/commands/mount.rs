@@ -179,7 +179,7 @@ async fn compose(
     let (mut paths, mut used) = (Vec::new(), plane);
     for layer in &record.layers {
         let request = AttachRequest {
-            layer_id: layer.0.to_vec().into(),
+            layer_id: layer.0.to_vec(),
             holder: place.holder.clone(),
             plane: plane.into(),
         };
@@ -232,8 +232,7 @@ async fn take_back(
     record: &Record,
 ) -> Outcome {
     for layer in &record.layers {
-        let request =
-            DetachRequest { layer_id: layer.0.to_vec().into(), holder: place.holder.clone() };
+        let request = DetachRequest { layer_id: layer.0.to_vec(), holder: place.holder.clone() };
         match layerfs.detach(request).await.map_err(proto::status::from_status) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}

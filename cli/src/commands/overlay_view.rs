@@ -5,6 +5,7 @@
 //! whiteout (character device 0/0) hides the name; directories of one name merge downwards until one is
 //! opaque (`trusted.overlay.opaque=y`) or a layer has something else there.
 
+use crate::errors::Outcome;
 use layer::tree::{Inode, InodeIx, Kind, Tree};
 use layer::{Error, Result};
 use std::collections::BTreeMap;
@@ -107,12 +108,12 @@ impl View {
 
     /// Visits `start`, whose path is `path`, and all below it, in the order of names. Depth costs heap,
     /// not stack: a hostile layer may be very deep.
-    pub fn walk<E>(
+    pub fn walk(
         &self,
         path: &[u8],
         start: &Node,
-        visit: &mut dyn FnMut(&[u8], &Node) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+        visit: &mut dyn FnMut(&[u8], &Node) -> Outcome,
+    ) -> Outcome {
         visit(if path.is_empty() { b"/" } else { path }, start)?;
         let mut frames =
             vec![Frame { path: path.to_vec(), entries: self.entries(start).into_iter() }];
@@ -182,7 +183,7 @@ mod tests {
     fn shown(view: &View) -> Vec<String> {
         let mut paths = Vec::new();
         let root = view.find(b"/").unwrap();
-        let visited: Result<()> = view.walk(b"", &root, &mut |path, _| {
+        let visited = view.walk(b"", &root, &mut |path, _| {
             paths.push(String::from_utf8(path.to_vec()).unwrap());
             Ok(())
         });

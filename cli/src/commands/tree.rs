@@ -5,7 +5,7 @@ use super::overlay_view::{Node, View};
 use super::{Scene, named};
 use crate::args::Tree as Args;
 use crate::embed;
-use crate::errors::{Failure, Outcome};
+use crate::errors::Outcome;
 use crate::output::{name, output_failure, safe_json};
 use crate::quantity::show_seconds;
 use layer::erofs::reader::Reader;
@@ -163,7 +163,7 @@ fn print(view: &View, path: &[u8], start: &Node, json: bool) -> Outcome {
     if json {
         out.write_all(b"\n]\n").map_err(output_failure)?;
     }
-    out.flush().map_err(output_failure).map_err(Failure::from)
+    out.flush().map_err(output_failure)
 }
 
 #[cfg(test)]

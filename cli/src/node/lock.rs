@@ -44,6 +44,13 @@ pub struct Exclusive {
     _file: File,
 }
 
+impl Exclusive {
+    /// Leaves the lock to the end of the process, so that it outlives what other threads still close.
+    pub fn keep_to_the_end(self) {
+        std::mem::forget(self);
+    }
+}
+
 /// A shared lock that is released when this is dropped.
 #[derive(Debug)]
 pub struct Shared {

@@ -27,7 +27,7 @@ fn open(path: &Path) -> io::Result<File> {
 impl Log {
     fn new(path: &Path) -> Result<Self> {
         let file = open(path).context(|| format!("open {}", path.display()))?;
-        let written = file.metadata().map(|meta| meta.len()).unwrap_or(0);
+        let written = file.metadata().map_or(0, |meta| meta.len());
         Ok(Self { path: path.to_owned(), file, written })
     }
 

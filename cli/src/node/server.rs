@@ -102,7 +102,6 @@ struct Node {
     sandboxes: Channel,
     daemon: Daemon,
     _images: imaged::Service,
-    _catalog: Exclusive,
 }
 
 impl Node {
@@ -110,11 +109,12 @@ impl Node {
         let catalog = embed::lock_catalog(settings, out, || false).await?;
         let catalog =
             catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
+        catalog.keep_to_the_end();
         let images = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings).await?;
         let sandboxes = proto::connect::in_process(images.routes()).await?;
         let routes = images.routes();
-        Ok(Self { routes, sandboxes, daemon, _images: images, _catalog: catalog })
+        Ok(Self { routes, sandboxes, daemon, _images: images })
     }
 
     async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -136,6 +137,7 @@ fn refuse_other_store(settings: &Settings) -> Outcome {
 /// This program, with the places of `settings`, running `action`.
 pub fn own_command(settings: &Settings, action: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
+    command.arg0("lamella");
     command.arg("--store").arg(settings.store_url());
     command.arg("--data").arg(settings.data()).arg(action);
     command

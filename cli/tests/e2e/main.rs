@@ -1,0 +1,8 @@
+//! The built program as a person uses it: whole commands, exit codes, and what is left afterwards.
+#![forbid(unsafe_code)]
+// What surrounds a test may fail it.
+#![allow(clippy::unwrap_used)]
+
+mod mounts;
+mod storage;
+mod world;

@@ -1,0 +1,159 @@
+//! The node and mounts: starting, refusing, adopting, ending; lazy mounts and their cleaning up.
+
+use crate::world::{World, alive, kill};
+use std::fs;
+use std::time::{Duration, Instant};
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn nothing_is_left(world: &World) {
+    assert!(world.mounts().is_empty(), "mounts are left: {:?}", world.mounts());
+    eventually("processes are left", || world.processes().is_empty());
+}
+
+#[test]
+fn a_layer_is_mounted_lazily_and_taken_back() {
+    let world = World::new();
+    let tree = world.tree("tree");
+    world.build(&tree, "base/x:1");
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    let mounted = world.run(&["mount", "base/x:1", &at]).ok();
+    assert!(mounted.err.contains("started a node"), "{}", mounted.err);
+    let before = world.line("stats --json").ok().json();
+    assert_eq!(before["layers"][0]["present_bytes"], 0, "a mount loads no data");
+    assert_eq!(fs::read(dir.join("hello")).unwrap(), b"hello\n");
+    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    assert_eq!(fs::read(dir.join("sub/deep/zeros")).unwrap(), vec![0; 100_000]);
+    assert!(fs::write(dir.join("new"), "x").is_err(), "a layer is read-only");
+    let after = world.line("stats --json").ok().json();
+    assert!(after["fetched_bytes"].as_u64().unwrap() > 300_000);
+    world.run(&["mount", "base/x:1", &at]).fails(1, "is mounted");
+    world.run(&["umount", &at]).ok();
+    world.run(&["umount", &at]).fails(1, "is no mount");
+    world.line("down").ok();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn an_environment_is_mounted_writable_and_its_writes_are_thrown_away() {
+    let world = World::new();
+    world.build(&world.tree("one"), "base/one:1");
+    let two = world.path("two");
+    fs::create_dir_all(two.join("sub")).unwrap();
+    fs::write(two.join("sub/new"), "new").unwrap();
+    world.build(&two, "toolkit/two:1");
+    world.line("env create both:1 --layer base/one:1 --layer toolkit/two:1").ok();
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    for plane in ["auto", "erofs-fanotify"] {
+        world.run(&["mount", "both:1", &at, "--rw", "--plane", plane]).ok();
+        assert_eq!(fs::read(dir.join("sub/new")).unwrap(), b"new", "{plane}");
+        assert_eq!(fs::read(dir.join("hello")).unwrap(), b"hello\n");
+        fs::write(dir.join("written"), "x").unwrap();
+        fs::remove_file(dir.join("hello")).unwrap();
+        world.run(&["umount", &at]).ok();
+    }
+    world.run(&["mount", "both:1", &at]).ok();
+    assert!(!dir.join("written").exists() && dir.join("hello").exists());
+    // `down` takes back what is mounted still.
+    world.line("down").ok();
+    nothing_is_left(&world);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+}
+
+#[test]
+fn mount_errors_are_clear() {
+    let world = World::new();
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap();
+    world.run(&["mount", "base/nope:1", at]).fails(1, "base/nope:1");
+    world.run(&["mount", "base/nope:1", "/nonexistent/dir"]).fails(1, "/nonexistent/dir");
+    world.line("down").ok();
+    world.line("stats").fails(1, "no node is running");
+    nothing_is_left(&world);
+}
+
+#[test]
+fn a_second_node_is_refused_with_the_pid_of_the_first() {
+    let world = World::new();
+    let mut first = world.spawn("up");
+    eventually("the node comes up", || world.line("stats").code == 0);
+    let pid = first.id();
+    world.line("up").fails(1, &format!("process {pid}"));
+    world.line("--store /tmp/elsewhere ls").fails(1, "serves the store");
+    world.line("ls").ok();
+    world.line("down").ok();
+    assert!(first.wait().unwrap().success());
+    let idle = world.line("down").ok();
+    assert!(idle.out.contains("no node is running"), "{}", idle.out);
+    nothing_is_left(&world);
+}
+
+#[test]
+fn the_next_node_adopts_what_a_killed_one_left() {
+    let world = World::new();
+    let tree = world.tree("tree");
+    world.build(&tree, "base/x:1");
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    world.run(&["mount", "base/x:1", &at]).ok();
+    let fsd = world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32;
+    let node = world.node_pid().unwrap();
+    kill(node, 9);
+    eventually("the node dies", || !alive(node));
+    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    world.run(&["umount", &at]).ok();
+    assert!(alive(fsd) || world.node_pid().is_none());
+    world.line("down").ok();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn fsd_is_started_again_when_it_dies() {
+    let world = World::new();
+    let tree = world.tree("tree");
+    world.build(&tree, "base/x:1");
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    world.run(&["mount", "base/x:1", &at]).ok();
+    for _ in 0..3 {
+        let pid = world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32;
+        kill(pid, 9);
+        eventually("fsd comes back", || {
+            let stats = world.line("stats --json");
+            stats.code == 0 && stats.json()["fsd_pid"].as_u64() != Some(u64::from(pid))
+        });
+    }
+    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    world.run(&["umount", &at]).ok();
+    world.line("down").ok();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn down_keep_leaves_mounts_to_the_next_node() {
+    let world = World::new();
+    let tree = world.tree("tree");
+    world.build(&tree, "base/x:1");
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    world.run(&["mount", "base/x:1", &at]).ok();
+    world.line("down --keep").ok();
+    assert_eq!(world.node_pid(), None);
+    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    world.line("down").ok();
+    nothing_is_left(&world);
+}
