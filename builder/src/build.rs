@@ -24,6 +24,9 @@ use std::collections::BTreeMap;
 /// The mark of a directory that hides what is below it, as overlayfs writes it.
 pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
+/// The longest file: its blocks are counted in 32 bits.
+const MAX_FILE_BYTES: u64 = u32::MAX as u64 * layer::chunk::BLOCK_BYTES as u64;
+
 /// One layer that was built and committed.
 #[derive(Debug, Clone)]
 pub struct BuiltLayer {
@@ -169,10 +172,13 @@ fn finish(layer_id: LayerId, manifest: Manifest, totals: Totals) -> BuiltLayer {
 fn regular_files(index: &Index) -> Result<Vec<NodeIx>> {
     let mut seen = vec![false; index.nodes.len()];
     let mut files = Vec::new();
-    index.walk(|_, ix| {
-        if matches!(index.node(ix).kind, NodeKind::Regular(_))
-            && !std::mem::replace(&mut seen[ix.0 as usize], true)
-        {
+    index.walk(|path, ix| {
+        let NodeKind::Regular(content) = &index.node(ix).kind else { return Ok(()) };
+        if content.size > MAX_FILE_BYTES {
+            let text = format!("{}: a file of more than 16 TiB", path::show(path));
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if !std::mem::replace(&mut seen[ix.0 as usize], true) {
             files.push(ix);
         }
         Ok(())

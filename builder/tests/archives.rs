@@ -451,6 +451,16 @@ const CASES: &[Case] = &[
         outcome: Refused(ErrorKind::Corrupt, "/s: the map of a sparse file is out of order"),
     },
     Case {
+        name: "a sparse file of more than 16 TiB is refused by name",
+        archive: || {
+            Tape::default()
+                .pax(&[("GNU.sparse.size", b"18446744073709551615"), ("GNU.sparse.map", b"0,6")])
+                .file("s", b"abcdef")
+                .end()
+        },
+        outcome: Refused(ErrorKind::Unsupported, "/s: a file of more than 16 TiB"),
+    },
+    Case {
         name: "files of 0 bytes, also as a directory of old programs",
         archive: || Tape::default().file("empty", b"").file("old/", b"").end(),
         outcome: Kept(|view| {

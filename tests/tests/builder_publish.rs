@@ -1,0 +1,129 @@
+//! A build through the image daemon: what the store holds afterwards is what was built, and a second build
+//! of the same tree finds it all there.
+
+#![allow(clippy::unwrap_used)]
+
+use builder::publish::ImagesPublisher;
+use builder::{BuildOptions, Publisher, Silent, Source, build, publish_environment};
+use layer::manifest::LayerKind;
+use layer::{ChunkDigest, ErrorKind};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use store::Store;
+
+/// An image daemon over a store in a directory.
+struct World {
+    runtime: tokio::runtime::Runtime,
+    store: Arc<Store>,
+    channel: tonic::transport::Channel,
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", dir.path().join("store").display());
+        fs::create_dir(dir.path().join("store")).unwrap();
+        let store = Arc::new(Store::open(store::open(&url).unwrap()).unwrap());
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let service = imaged::Service::open(imaged::ImagedConfig {
+            store: store.clone(),
+            catalog_dir: dir.path().join("catalog"),
+        })
+        .unwrap();
+        let routes = service.routes();
+        let channel = runtime.block_on(proto::connect::in_process(routes)).unwrap();
+        Self { runtime, store, channel, dir }
+    }
+
+    fn publisher(&self) -> ImagesPublisher {
+        let handle = self.runtime.handle().clone();
+        ImagesPublisher::open(handle, self.channel.clone(), "test").unwrap()
+    }
+
+    fn plant(&self) -> std::path::PathBuf {
+        let root = self.dir.path().join("root");
+        fs::create_dir_all(root.join("dir")).unwrap();
+        let mut state = 1_u64;
+        for at in 0..200_usize {
+            let bytes: Vec<u8> = (0..at * 1000 + 1)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 33) as u8
+                })
+                .collect();
+            fs::write(root.join(format!("dir/file{at}")), bytes).unwrap();
+        }
+        fs::write(root.join("zeros"), vec![0; 1 << 20]).unwrap();
+        root
+    }
+}
+
+fn options() -> BuildOptions {
+    BuildOptions { threads: 3, ..BuildOptions::new(LayerKind::Workspace) }
+}
+
+fn source(path: &Path) -> Source {
+    Source::parse(path.to_str().unwrap()).unwrap()
+}
+
+#[test]
+fn a_build_is_published_whole_and_only_once() {
+    let world = World::new();
+    let source = source(&world.plant());
+    let publisher = world.publisher();
+    let built = build(&source, &publisher, &options(), &Silent).unwrap();
+    assert!(built.top().new_stored_bytes > 10_000_000);
+    let file = world.store.read_layer(&built.layer_id()).unwrap();
+    assert_eq!(file.manifest, built.top().manifest);
+    let locations = world.store.read_locations(&built.layer_id()).unwrap().unwrap();
+    for (chunk, placement) in file.chunk_table.chunks().iter().zip(&locations.placements) {
+        let placement = placement.as_ref().unwrap();
+        let mut payload = vec![0; placement.stored_bytes as usize];
+        let pack = locations.packs[placement.pack as usize];
+        world.store.read_pack(&pack, placement.offset, &mut payload).unwrap();
+        // Checks the digest.
+        store::codec::decode_chunk(&payload, placement.codec, chunk.plain_bytes(), &chunk.digest)
+            .unwrap();
+    }
+    let config = layer::environment::RunConfig::default();
+    publish_environment(built.layer_ids(), config, &publisher).unwrap();
+    let again = build(&source, &world.publisher(), &options(), &Silent).unwrap();
+    assert_eq!(again.layer_id(), built.layer_id());
+    assert_eq!(again.top().new_chunks, 0);
+}
+
+#[test]
+fn two_builds_at_once_both_succeed() {
+    let world = World::new();
+    let source = source(&world.plant());
+    let ids: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let built = build(&source, &world.publisher(), &options(), &Silent).unwrap();
+                    built.layer_id()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(ids[0], ids[1]);
+    assert!(world.store.read_layer(&ids[0]).is_ok());
+}
+
+#[test]
+fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
+    let world = World::new();
+    let publisher = world.publisher();
+    let chunk = builder::EncodedChunk {
+        digest: ChunkDigest([7; 32]),
+        codec: layer::pack::Codec::None,
+        plain_bytes: 4096,
+        payload: vec![1; 4096],
+    };
+    // The verdict may come with the upload or with the flush.
+    let error = publisher.upload(chunk).and_then(|()| publisher.flush()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+}
