@@ -74,9 +74,9 @@ fn build(
     process::unshare(Namespaces::CGROUP).step(|| "unshare the cgroup view".into())?;
     process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
     root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
-    proc(shared, &root).step(|| "mount /proc".into())?;
-    devices(shared, &root, launch.shm_bytes).step(|| "mount /dev".into())?;
-    cover(&root, "sys", shared.stage.sys()).step(|| "mount /sys".into())?;
+    proc(&root).step(|| "mount /proc".into())?;
+    devices(&root, launch.shm_bytes).step(|| "mount /dev".into())?;
+    cover(&root, "sys", stage::sys()).step(|| "mount /sys".into())?;
     files(&root, launch).step(|| "bind the files of /etc".into())?;
     mount::pivot_root(root.as_fd()).step(|| "pivot_root".into())
 }
@@ -95,7 +95,7 @@ fn cover_present(inside: &MountFd, path: &str, what: io::Result<MountFd>) -> io:
     }
 }
 
-fn proc(shared: &Shared, root: &MountFd) -> io::Result<()> {
+fn proc(root: &MountFd) -> io::Result<()> {
     let proc = Proc::default().mount_detached(Attributes::KERNEL)?;
     let place = root.open_inside(Path::new("proc"))?;
     mount::attach_at(&proc, place.as_fd(), Path::new(""))?;
@@ -114,18 +114,15 @@ fn proc(shared: &Shared, root: &MountFd) -> io::Result<()> {
             place => place?,
         };
         let kind = sys::file::stat_fd(place.as_fd())?.kind;
-        let mask = if kind == sys::file::FileKind::Directory {
-            shared.stage.empty()?
-        } else {
-            shared.stage.null()?
-        };
+        let mask =
+            if kind == sys::file::FileKind::Directory { stage::empty()? } else { stage::null()? };
         mount::attach_at(&mask, place.as_fd(), Path::new(""))?;
     }
     Ok(())
 }
 
-fn devices(shared: &Shared, root: &MountFd, shm_bytes: u64) -> io::Result<()> {
-    let dev = shared.stage.dev()?;
+fn devices(root: &MountFd, shm_bytes: u64) -> io::Result<()> {
+    let dev = stage::dev()?;
     let place = root.open_inside(Path::new("dev"))?;
     mount::attach_at(&dev, place.as_fd(), Path::new(""))?;
     let quiet = Attributes { nosuid: true, noexec: true, ..Attributes::default() };

@@ -25,19 +25,6 @@ pub const ROOT: &str = "/root";
 /// Where the small files of a sandbox are made before they are bound.
 pub const FILES: &str = "/files";
 
-/// The shared trees.
-#[derive(Debug)]
-pub struct Stage {
-    /// For /dev, with empty folders for pts, shm and mqueue.
-    dev: MountFd,
-    /// For /sys.
-    sys: MountFd,
-    /// Covers folders.
-    empty: MountFd,
-    /// Covers files.
-    null: MountFd,
-}
-
 /// Devices that hold no state of the host: name, minor number of major 1.
 const MEMORY_DEVICES: [(&str, u32); 5] =
     [("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)];
@@ -55,42 +42,39 @@ const LINKS: [(&str, &str); 5] = [
 const SYSFS_PARTS: [&str; 3] =
     ["devices/system/cpu", "devices/system/node", "kernel/mm/transparent_hugepage"];
 
-impl Stage {
-    /// Moves the calling process into its own mount namespace and builds the trees.
-    pub fn build() -> Result<Self, Failure> {
-        own_namespace().step(|| "make the zygote's mount namespace".into())?;
-        let dev = devices().step(|| "make /dev".into())?;
-        let sys = system().step(|| "make /sys".into())?;
-        let empty = small_tmpfs(0o555).and_then(|empty| {
-            attach_new(&empty, "/masks")?;
-            read_only(&empty)?;
-            Ok(empty)
-        });
-        let empty = empty.step(|| "make /masks".into())?;
-        let null = mount::clone_tree(Path::new("/dev/null"), Recursive::No)
-            .step(|| "clone /dev/null".into())?;
-        Ok(Self { dev, sys, empty, null })
-    }
+/// Moves the calling process into its own mount namespace and builds the trees.
+pub fn build() -> Result<(), Failure> {
+    own_namespace().step(|| "make the zygote's mount namespace".into())?;
+    devices().step(|| "make /dev".into())?;
+    system().step(|| "make /sys".into())?;
+    let masks = small_tmpfs(0o555).and_then(|empty| {
+        attach_new(&empty, "/masks")?;
+        read_only(&empty)
+    });
+    masks.step(|| "make /masks".into())
+}
 
-    /// A copy for a sandbox's /dev.
-    pub fn dev(&self) -> io::Result<MountFd> {
-        self.dev.try_clone_tree(Recursive::No)
-    }
+// The copies are made by path: a child lives in a copy of the namespace, so a descriptor of the
+// zygote's own mounts would be foreign to it.
 
-    /// A copy for a sandbox's /sys.
-    pub fn sys(&self) -> io::Result<MountFd> {
-        self.sys.try_clone_tree(Recursive::Yes)
-    }
+/// A copy for a sandbox's /dev, with empty folders for pts, shm and mqueue.
+pub fn dev() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/dev"), Recursive::No)
+}
 
-    /// Something that covers a folder.
-    pub fn empty(&self) -> io::Result<MountFd> {
-        self.empty.try_clone_tree(Recursive::No)
-    }
+/// A copy for a sandbox's /sys.
+pub fn sys() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/sys"), Recursive::Yes)
+}
 
-    /// Something that covers a file.
-    pub fn null(&self) -> io::Result<MountFd> {
-        mount::clone_tree_at(self.null.as_fd(), Path::new(""), Recursive::No)
-    }
+/// Something that covers a folder.
+pub fn empty() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/masks"), Recursive::No)
+}
+
+/// Something that covers a file.
+pub fn null() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/dev/null"), Recursive::No)
 }
 
 fn small_tmpfs(mode: u32) -> io::Result<MountFd> {
@@ -128,7 +112,7 @@ fn own_namespace() -> io::Result<()> {
     make_folder(FILES)
 }
 
-fn devices() -> io::Result<MountFd> {
+fn devices() -> io::Result<()> {
     let dev = small_tmpfs(0o755)?;
     attach_new(&dev, "/dev")?;
     let folder = std::fs::File::open("/dev")?;
@@ -146,11 +130,10 @@ fn devices() -> io::Result<MountFd> {
     for folder in ["pts", "shm", "mqueue"] {
         make_folder(Path::new("/dev").join(folder))?;
     }
-    read_only(&dev)?;
-    Ok(dev)
+    read_only(&dev)
 }
 
-fn system() -> io::Result<MountFd> {
+fn system() -> io::Result<()> {
     let whole = Sysfs.mount_detached(Attributes { read_only: true, ..Attributes::KERNEL })?;
     attach_new(&whole, "/sysfs")?;
     let sys = small_tmpfs(0o755)?;
@@ -166,6 +149,5 @@ fn system() -> io::Result<MountFd> {
         }
     }
     mount::unmount(Path::new("/sysfs"), mount::Unmount::Lazy)?;
-    read_only(&sys)?;
-    Ok(sys)
+    read_only(&sys)
 }

@@ -23,8 +23,6 @@ pub struct Shared {
     pub version_2: Option<OwnedFd>,
     /// What a sandbox may ask of the kernel.
     pub filter: Filter,
-    /// The mount trees that sandboxes get copies of.
-    pub stage: stage::Stage,
     /// Our own pid namespace, to come back to.
     pid_namespace: OwnedFd,
 }
@@ -104,8 +102,8 @@ fn configure(wire: Wire) -> Result<Shared, Failure> {
     let pid_namespace = std::fs::File::open("/proc/self/ns/pid")
         .map(OwnedFd::from)
         .step(|| "open the pid namespace".into())?;
-    let stage = stage::Stage::build()?;
-    Ok(Shared { wire, version_1, version_2, filter, stage, pid_namespace })
+    stage::build()?;
+    Ok(Shared { wire, version_1, version_2, filter, pid_namespace })
 }
 
 fn reap(wire: &Wire) -> io::Result<()> {

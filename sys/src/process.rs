@@ -120,6 +120,12 @@ pub fn pidfd_open(pid: Pid) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// The kernel's own number for the process behind a pidfd, never used again until the machine starts
+/// anew (Linux 6.9). It tells a living process from a later one with the same pid.
+pub fn pidfd_number(pidfd: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(pidfd)?.st_ino)
+}
+
 /// Whom a signal reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {

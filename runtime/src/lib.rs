@@ -1,0 +1,19 @@
+//! Sandboxes of one node: life cycle, backends, exec, files, pack_diff.
+//!
+//! ```text
+//! request -> spec (validated) -> plan (pure) -> sandbox (state machine, journal)
+//!                                                  |
+//!                     compose (overlay)   backends/container -> zygote -> init, commands
+//! ```
+//! What it does not do: it stores no layer (imaged) and serves none (fsd); it calls both.
+//!
+//! CRASH: sandboxes outlive this process. The journal of each says what it was; the next start adopts
+//! the living ones and clears what the dead ones left.
+#![forbid(unsafe_code)]
+
+mod backends;
+mod compose;
+mod plan;
+mod pool;
+mod spec;
+mod zygote;

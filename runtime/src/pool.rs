@@ -1,0 +1,269 @@
+//! Slots: what a sandbox needs from the host and what is slow to make, prepared ahead and used again: a
+//! cgroup with its limits, and the two folders of a writable layer.
+//!
+//! Locking: one mutex over the list of free slots, held for a push or a pop. Making and cleaning happen
+//! on blocking threads. CRASH: slots are named by number below folders of ours, so the next start finds
+//! and clears whatever is left of them.
+
+use crate::plan::PlannedLimits;
+use layer::{Context, Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use sys::cgroup::{Group, Hierarchies};
+
+/// A prepared place for one sandbox.
+///
+/// Its group is never used again after `cgroup.kill`: a process that clone3 puts into a group that was
+/// once killed this way is killed at its birth (seen on Linux 6.18). So a sandbox is ended by its init,
+/// and a slot in which a group had to be killed is removed.
+#[derive(Debug)]
+pub struct Slot {
+    /// Its number, unique below one data directory.
+    pub number: u32,
+    /// Folder for what the sandbox writes.
+    pub upper: PathBuf,
+    /// Scratch folder of overlayfs.
+    pub work: PathBuf,
+    /// The limits that its group has now.
+    limits: Mutex<Option<PlannedLimits>>,
+    /// OOM kills of former users.
+    oom_before: AtomicU64,
+    /// Groups for single commands that exist below its group.
+    command_groups: AtomicU32,
+    is_spoiled: AtomicBool,
+}
+
+impl Slot {
+    /// OOM kills before the present user.
+    pub fn oom_before(&self) -> u64 {
+        self.oom_before.load(Ordering::Relaxed)
+    }
+
+    /// The slot cannot be used again.
+    pub fn spoil(&self) {
+        self.is_spoiled.store(true, Ordering::Relaxed);
+    }
+
+    /// How many groups for commands exist already, empty.
+    pub fn command_groups(&self) -> u32 {
+        self.command_groups.load(Ordering::Relaxed)
+    }
+
+    /// Remembers groups for commands that were added.
+    pub fn note_command_groups(&self, count: u32) {
+        self.command_groups.fetch_max(count, Ordering::Relaxed);
+    }
+}
+
+/// The slots of one data directory.
+#[derive(Debug)]
+pub struct Pool {
+    hierarchies: Arc<Hierarchies>,
+    groups: PathBuf,
+    folder: PathBuf,
+    free: Mutex<Vec<Slot>>,
+    next: AtomicU32,
+}
+
+/// Free slots beyond this are removed rather than kept.
+const MAX_FREE: usize = 64;
+/// Memory that a group may keep charged between users, mostly page cache of layers.
+const MAX_KEPT_BYTES: u64 = 32 << 20;
+
+impl Pool {
+    /// `groups`: our group's name in every hierarchy; `folder`: where the writable layers lie.
+    pub fn new(hierarchies: Arc<Hierarchies>, groups: PathBuf, folder: PathBuf) -> Self {
+        let (free, next) = (Mutex::new(Vec::new()), AtomicU32::new(0));
+        Self { hierarchies, groups, folder, free, next }
+    }
+
+    /// Name of a slot's group, below ours.
+    pub fn group_name(number: u32) -> String {
+        format!("s{number}")
+    }
+
+    /// The group of a slot.
+    pub fn group(&self, number: u32) -> Group<'_> {
+        self.hierarchies.group(self.groups.join(Self::group_name(number)))
+    }
+
+    /// A slot with these limits. Blocking.
+    pub fn take(&self, limits: &PlannedLimits) -> Result<Slot> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let slot = match free {
+            Some(slot) => slot,
+            None => self.make(self.next.fetch_add(1, Ordering::Relaxed))?,
+        };
+        match self.apply(&slot, limits) {
+            Ok(()) => Ok(slot),
+            Err(error) => {
+                self.give_back(slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// A slot that a living sandbox of an earlier runtime uses.
+    pub fn adopt(&self, number: u32) -> Slot {
+        self.next.fetch_max(number + 1, Ordering::Relaxed);
+        let slot = self.describe(number);
+        let known = self.group(number).children().map_or(0, |names| names.len());
+        // Some of them may be in use; the next one made is beyond all of them.
+        slot.note_command_groups(known as u32);
+        slot
+    }
+
+    fn describe(&self, number: u32) -> Slot {
+        let folder = self.folder.join(Self::group_name(number));
+        Slot {
+            number,
+            upper: folder.join("upper"),
+            work: folder.join("work"),
+            limits: Mutex::new(None),
+            oom_before: AtomicU64::new(0),
+            command_groups: AtomicU32::new(0),
+            is_spoiled: AtomicBool::new(false),
+        }
+    }
+
+    fn make(&self, number: u32) -> Result<Slot> {
+        let slot = self.describe(number);
+        self.group(number).create().context(|| format!("make the groups of slot {number}"))?;
+        for folder in [&slot.upper, &slot.work] {
+            make_folder(folder)?;
+        }
+        Ok(slot)
+    }
+
+    fn apply(&self, slot: &Slot, limits: &PlannedLimits) -> Result<()> {
+        let mut applied = slot.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *applied;
+        if before.as_ref() == Some(limits) {
+            return Ok(());
+        }
+        *applied = None;
+        let group = self.group(slot.number);
+        if before.map(|limits| limits.memory_bytes) != Some(limits.memory_bytes) {
+            group.set_memory(Some(limits.memory_bytes)).context(|| "limit memory".into())?;
+        }
+        if before.map(|limits| limits.pids) != Some(limits.pids) {
+            group.set_pids(Some(limits.pids)).context(|| "limit pids".into())?;
+        }
+        if before.map(|limits| limits.cpu_millis) != Some(limits.cpu_millis) {
+            group.set_cpu(limits.cpu_millis).context(|| "limit cpu".into())?;
+        }
+        *applied = Some(*limits);
+        Ok(())
+    }
+
+    /// Cleans a slot whose sandbox has ended, and keeps it for the next one. Blocking.
+    pub fn give_back(&self, slot: Slot) {
+        if slot.is_spoiled.load(Ordering::Relaxed) {
+            self.remove(slot.number);
+            return;
+        }
+        if let Err(error) = self.clean(&slot) {
+            tracing::warn!(slot = slot.number, error = %error.chain(), "a slot cannot be used again");
+            self.remove(slot.number);
+            return;
+        }
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < MAX_FREE {
+            free.push(slot);
+            return;
+        }
+        drop(free);
+        self.remove(slot.number);
+    }
+
+    fn clean(&self, slot: &Slot) -> Result<()> {
+        let group = self.group(slot.number);
+        if !group.pids().context(|| "list the group".into())?.is_empty() {
+            return Err(Error::new(ErrorKind::Busy, "a process is left in the group"));
+        }
+        let oom = group.oom_kills().unwrap_or(0);
+        slot.oom_before.store(oom, Ordering::Relaxed);
+        if group.memory_in_use().is_ok_and(|bytes| bytes > MAX_KEPT_BYTES) {
+            // What cannot be given back now stays charged and is reclaimed under pressure.
+            let _partly = group.drop_memory();
+        }
+        for folder in [&slot.upper, &slot.work] {
+            remove_folder(folder)?;
+            make_folder(folder)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a slot for good, with every process that is still in its group. Blocking.
+    pub fn remove(&self, number: u32) {
+        let group = self.group(number);
+        let removed = group.kill().and_then(|()| {
+            const ROUNDS: u32 = 200;
+            for _ in 0..ROUNDS {
+                if group.remove().is_ok() {
+                    return Ok(());
+                }
+                // A killed process leaves its group a moment after the signal.
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            group.remove()
+        });
+        if let Err(error) = removed {
+            tracing::warn!(slot = number, %error, "a group stays behind");
+        }
+        if let Err(error) = remove_folder(&self.folder.join(Self::group_name(number))) {
+            tracing::warn!(slot = number, error = %error.chain(), "a folder stays behind");
+        }
+    }
+
+    /// Removes every slot that is not in use, known to this process or left by an earlier one.
+    /// Blocking.
+    pub fn sweep(&self, in_use: &[u32]) -> Result<()> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let ours = self.hierarchies.group(&self.groups);
+        let mut names = ours.children().context(|| "list our groups".into())?;
+        for entry in std::fs::read_dir(&self.folder).context(|| "list slots".into())? {
+            let entry = entry.context(|| "list slots".into())?;
+            names.extend(entry.file_name().into_string());
+        }
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let number = name.strip_prefix('s').and_then(|text| text.parse::<u32>().ok());
+            if let Some(number) = number.filter(|number| !in_use.contains(number)) {
+                self.remove(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes our own group when nothing is left in it. Blocking.
+    pub fn close(&self) {
+        let free = std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner));
+        for slot in free {
+            self.remove(slot.number);
+        }
+        // It stays while a sandbox lives on in it.
+        let _in_use = self.hierarchies.group(&self.groups).remove();
+    }
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).context(|| format!("make {}", path.display()))
+}
+
+/// Removes a tree that a sandbox wrote: whatever it contains, nothing outside of it is touched.
+pub fn remove_folder(path: &Path) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    let parent = match sys::file::Folder::open(parent) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        parent => parent.context(|| format!("open {}", parent_of(path)))?,
+    };
+    parent.remove_tree(name.as_bytes()).map(drop).context(|| format!("remove {}", path.display()))
+}
+
+fn parent_of(path: &Path) -> String {
+    path.parent().map(|parent| parent.display().to_string()).unwrap_or_default()
+}

@@ -1,0 +1,136 @@
+//! Requests, checked at the edge and trusted afterwards.
+
+use layer::{Error, ErrorKind, Result};
+use proto::v1;
+use std::collections::BTreeMap;
+
+/// A request to create a sandbox, validated. `None` is the default of the image or the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SandboxSpec {
+    /// Reference or id of an environment or a layer.
+    pub environment: String,
+    /// Most bytes of memory.
+    pub memory_bytes: Option<u64>,
+    /// Thousandths of a core.
+    pub cpu_millis: Option<u32>,
+    /// Most tasks.
+    pub pids: Option<u32>,
+    /// `K=V` over the image's own.
+    pub env: Vec<String>,
+    /// Working directory.
+    pub cwd: Option<String>,
+    /// User.
+    pub user: Option<String>,
+    /// The sandbox's own command; empty: it idles until it is stopped.
+    pub argv: Vec<String>,
+    /// Labels of the caller.
+    pub labels: BTreeMap<String, String>,
+    /// The same key gives the same sandbox.
+    pub idempotency_key: Option<String>,
+    /// Host name.
+    pub hostname: Option<String>,
+}
+
+/// The kernel refuses longer host names.
+const MAX_HOSTNAME_BYTES: usize = 63;
+/// Below this no process starts.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
+/// What execve(2) takes for one string.
+const MAX_STRING_BYTES: usize = 128 << 10;
+/// What execve(2) takes together, with room to spare.
+const MAX_STRINGS_BYTES: usize = 1536 << 10;
+
+/// Validates a request.
+pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
+    match v1::Backend::try_from(request.backend) {
+        Ok(v1::Backend::Container) => {}
+        Ok(other) => {
+            let name = other.as_str_name();
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("backend {name} does not exist yet; container does"),
+            ));
+        }
+        Err(_) => return Err(Error::invalid(format!("unknown backend {}", request.backend))),
+    }
+    if request.environment.is_empty() {
+        return Err(Error::invalid("no environment is named"));
+    }
+    let limits = request.limits.unwrap_or_default();
+    if limits.writable_bytes != 0 {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "a limit of the writable layer is not available on this node",
+        ));
+    }
+    if limits.memory_bytes != 0 && limits.memory_bytes < MIN_MEMORY_BYTES {
+        return Err(Error::invalid("a memory limit below 1 MiB"));
+    }
+    if let Some(name) = &request.hostname {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
+        if name.is_empty() || name.len() > MAX_HOSTNAME_BYTES || !name.bytes().all(is_word) {
+            return Err(Error::invalid(format!("host name {name:?}")));
+        }
+    }
+    strings(&request.argv, &request.env)?;
+    let some = |number: u32| (number != 0).then_some(number);
+    Ok(SandboxSpec {
+        environment: request.environment,
+        memory_bytes: (limits.memory_bytes != 0).then_some(limits.memory_bytes),
+        cpu_millis: some(limits.cpu_millis),
+        pids: some(limits.pids),
+        env: request.env,
+        cwd: request.cwd,
+        user: request.user,
+        argv: request.argv,
+        labels: request.labels.into_iter().collect(),
+        idempotency_key: (!request.idempotency_key.is_empty()).then_some(request.idempotency_key),
+        hostname: request.hostname,
+    })
+}
+
+/// Checks what will be handed to execve(2).
+pub fn strings(argv: &[String], env: &[String]) -> Result<()> {
+    let mut total = 0;
+    for text in argv.iter().chain(env) {
+        if text.len() > MAX_STRING_BYTES {
+            return Err(Error::invalid("an argument longer than 128 KiB"));
+        }
+        if text.contains('\0') {
+            return Err(Error::invalid("a zero byte in an argument"));
+        }
+        total += text.len() + 1 + size_of::<usize>();
+    }
+    if total > MAX_STRINGS_BYTES {
+        return Err(Error::invalid("arguments and environment longer than 1.5 MiB"));
+    }
+    match env.iter().find(|entry| entry.find('=').is_none_or(|at| at == 0)) {
+        Some(entry) => Err(Error::invalid(format!("environment entry {entry:?} is not K=V"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> v1::CreateRequest {
+        v1::CreateRequest { environment: "env/a:b".into(), ..v1::CreateRequest::default() }
+    }
+
+    #[test]
+    fn bad_requests_are_refused_by_name() {
+        let refuse = |change: &dyn Fn(&mut v1::CreateRequest)| {
+            let mut bad = request();
+            change(&mut bad);
+            sandbox(bad).unwrap_err().kind()
+        };
+        assert_eq!(refuse(&|r| r.environment.clear()), ErrorKind::Invalid);
+        assert_eq!(refuse(&|r| r.backend = 3), ErrorKind::Unsupported);
+        assert_eq!(refuse(&|r| r.backend = 77), ErrorKind::Invalid);
+        assert_eq!(refuse(&|r| r.hostname = Some("a b".into())), ErrorKind::Invalid);
+        assert_eq!(refuse(&|r| r.env = vec!["=x".into()]), ErrorKind::Invalid);
+        assert_eq!(refuse(&|r| r.argv = vec!["a\0".into()]), ErrorKind::Invalid);
+        assert!(sandbox(request()).is_ok());
+    }
+}

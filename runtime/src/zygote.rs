@@ -1,0 +1,403 @@
+//! The runtime's end of the socket to its zygote: starts it, sends requests, hands out answers.
+//!
+//! One task reads the socket and gives each answer to whoever waits for its request or its process.
+//! Locking: one mutex over the two tables, held for look-ups only, never over a system call.
+//!
+//! CRASH: when the zygote dies, its processes live on as orphans. Waiters then follow their pidfd; the
+//! next request starts a new zygote.
+
+use layer::{Context, Error, ErrorKind, Result};
+use prost::Message;
+use proto::launch::{
+    Configure, ENVELOPE, Exec, Failed, FromZygote, Launch, MAX_DESCRIPTORS, MAX_INLINE_BYTES,
+    Reply, Request, ToZygote,
+};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use sys::process::{Exit, Pid};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+/// The program, as the build made it.
+static GUEST: &[u8] = include_bytes!(env!("LAMELLA_GUEST"));
+
+/// How long a healthy zygote may take to come up.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A process that the zygote made for us.
+#[derive(Debug)]
+pub struct Process {
+    /// Its id on the host; for looking, never for signalling.
+    pub pid: Pid,
+    /// Stands for it.
+    pub pidfd: Arc<OwnedFd>,
+    exit: Option<oneshot::Receiver<Exit>>,
+    told: Option<Exit>,
+}
+
+impl Process {
+    /// A process that an earlier runtime started.
+    pub fn adopted(pid: Pid, pidfd: OwnedFd) -> Self {
+        Self { pid, pidfd: Arc::new(pidfd), exit: None, told: None }
+    }
+
+    /// Waits for its end; may be dropped and asked again. `None`: it has ended, and nobody can tell how.
+    pub async fn wait(&mut self) -> Option<Exit> {
+        if let Some(pending) = self.exit.as_mut() {
+            let told = pending.await;
+            self.exit = None;
+            self.told = told.ok();
+        }
+        match self.told {
+            Some(exit) => Some(exit),
+            None => wait_by_pidfd(&self.pidfd).await,
+        }
+    }
+}
+
+/// Lets tokio watch a descriptor.
+#[expect(
+    deprecated,
+    reason = "an owned descriptor stays open as long as its AsyncFd, which is all \
+    that the unsafe successor asks for"
+)]
+pub fn watch(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(fd)
+}
+
+/// For a process whose parent is not ours.
+async fn wait_by_pidfd(pidfd: &OwnedFd) -> Option<Exit> {
+    let copy = pidfd.try_clone().ok()?;
+    let ended = watch(copy).ok()?;
+    let _ready = ended.readable().await.ok()?;
+    // It is readable from its death on, but tells its exit only once its parent has reaped it.
+    const ROUNDS: u32 = 50;
+    for _ in 0..ROUNDS {
+        if let Some(exit) = sys::process::pidfd_exit(pidfd.as_fd()) {
+            return Some(exit);
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    None
+}
+
+/// An answer and its descriptors.
+#[derive(Debug)]
+struct Answer {
+    reply: Reply,
+    descriptors: Vec<OwnedFd>,
+    process: Option<Process>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    requests: HashMap<u64, mpsc::UnboundedSender<Answer>>,
+    /// Who waits for the end of a process, and the request that made it.
+    processes: HashMap<Pid, (oneshot::Sender<Exit>, u64)>,
+    is_lost: bool,
+}
+
+/// A running zygote.
+#[derive(Debug)]
+pub struct Zygote {
+    socket: AsyncFd<OwnedFd>,
+    tables: Mutex<Tables>,
+    next_request: AtomicU64,
+}
+
+/// A command that has been started.
+#[derive(Debug)]
+pub struct StartedCommand {
+    /// The process.
+    pub process: Process,
+    /// Its id inside the sandbox.
+    pub inner_pid: i32,
+    /// The outer end of its terminal.
+    pub terminal: Option<OwnedFd>,
+    late: LateRefusal,
+}
+
+impl StartedCommand {
+    /// After the end of the process: the code and text when it could not become the command after all.
+    pub fn refusal(&mut self) -> Option<(i32, String)> {
+        self.late.take()
+    }
+}
+
+/// Answers that may come after `Running`.
+#[derive(Debug)]
+struct LateRefusal(mpsc::UnboundedReceiver<Answer>);
+
+impl LateRefusal {
+    fn take(&mut self) -> Option<(i32, String)> {
+        while let Ok(answer) = self.0.try_recv() {
+            if let Reply::Refused(refused) = answer.reply {
+                return Some((refused.code, refused.message));
+            }
+        }
+        None
+    }
+}
+
+/// What became of a request to run a command.
+#[derive(Debug)]
+pub enum CommandStart {
+    /// It runs, or is about to.
+    Started(StartedCommand),
+    /// It does not: exit code as a shell would give it, and one line.
+    Refused(i32, String),
+}
+
+impl Zygote {
+    /// Starts a zygote and configures it. `descriptors`: our group in each version 1 hierarchy, then, if
+    /// `version_2`, in the version 2 one.
+    pub async fn start(
+        descriptors: &[OwnedFd],
+        version_2: bool,
+        seccomp: Vec<u8>,
+    ) -> Result<Arc<Self>> {
+        let (ours, theirs) =
+            sys::socket::Seqpacket::pair().context(|| "socket pair for the zygote".into())?;
+        ours.set_nonblocking(true).context(|| "socket of the zygote".into())?;
+        let program = sys::memory::sealed_memfd("lamella", GUEST)
+            .context(|| "memory file for the zygote".into())?;
+        let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+        let mut child = spawn(Path::new(&path), theirs.into_fd())
+            .context(|| "start the zygote from a sealed memory file".into())?;
+        tokio::task::spawn_blocking(move || child.wait());
+        let socket = watch(ours.into_fd()).context(|| "watch the zygote".into())?;
+        let zygote = Arc::new(Self {
+            socket,
+            tables: Mutex::new(Tables::default()),
+            next_request: AtomicU64::new(1),
+        });
+        let version_1 = descriptors.len() - usize::from(version_2);
+        let configure = Configure { version_1: version_1 as u32, version_2, seccomp };
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        zygote.send(Request::Configure(configure), &borrowed).await?;
+        let first = tokio::time::timeout(START_DEADLINE, zygote.receive())
+            .await
+            .map_err(|_| Error::new(ErrorKind::Timeout, "the zygote does not come up"))??;
+        if first.is_none() {
+            return Err(Error::new(ErrorKind::Unavailable, "the zygote ended at its start"));
+        }
+        tokio::spawn(read_answers(Arc::clone(&zygote)));
+        Ok(zygote)
+    }
+
+    /// Whether it has died.
+    pub fn is_lost(&self) -> bool {
+        self.lock().is_lost
+    }
+
+    /// Makes a sandbox; answers when commands can run in it.
+    pub async fn launch(
+        &self,
+        mut launch: Launch,
+        root: BorrowedFd<'_>,
+        network: Option<BorrowedFd<'_>>,
+    ) -> Result<Process> {
+        let (number, mut answers) = self.register();
+        launch.request = number;
+        launch.has_network = network.is_some();
+        let mut descriptors = vec![root];
+        descriptors.extend(network);
+        let _forget = Forget { zygote: self, number };
+        self.send(Request::Launch(launch), &descriptors).await?;
+        let mut init = None;
+        while let Some(answer) = answers.recv().await {
+            match answer.reply {
+                Reply::Launched(_) => init = answer.process,
+                Reply::Ready(_) => return init.ok_or_else(|| unexpected("Ready")),
+                Reply::Failed(failed) => return Err(of_failed(failed)),
+                _ => return Err(unexpected("launch")),
+            }
+        }
+        Err(lost())
+    }
+
+    /// Runs a command in the sandbox of this init. `streams` are empty for a terminal.
+    pub async fn exec(
+        &self,
+        mut exec: Exec,
+        init: BorrowedFd<'_>,
+        streams: &[BorrowedFd<'_>],
+    ) -> Result<CommandStart> {
+        let (number, mut answers) = self.register();
+        exec.request = number;
+        let mut descriptors = vec![init];
+        descriptors.extend(streams);
+        self.send(Request::Exec(exec), &descriptors).await.inspect_err(|_| self.forget(number))?;
+        let mut process: Option<Process> = None;
+        // The channel closes when the process has ended.
+        while let Some(answer) = answers.recv().await {
+            match answer.reply {
+                Reply::Started(_) => process = answer.process,
+                Reply::Running(running) => {
+                    return Ok(CommandStart::Started(StartedCommand {
+                        process: process.ok_or_else(|| unexpected("Running"))?,
+                        inner_pid: running.inner_pid,
+                        terminal: answer.descriptors.into_iter().next(),
+                        late: LateRefusal(answers),
+                    }));
+                }
+                Reply::Refused(refused) => {
+                    return Ok(CommandStart::Refused(refused.code, refused.message));
+                }
+                Reply::Failed(failed) => {
+                    self.forget(number);
+                    return Err(of_failed(failed));
+                }
+                _ => return Err(unexpected("exec")),
+            }
+        }
+        if self.is_lost() {
+            return Err(lost());
+        }
+        Err(Error::new(ErrorKind::Unavailable, "the sandbox ended under the command"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self) -> (u64, mpsc::UnboundedReceiver<Answer>) {
+        // The answers to one request are four at most.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let number = self.next_request.fetch_add(1, Ordering::Relaxed);
+        self.lock().requests.insert(number, sender);
+        (number, receiver)
+    }
+
+    fn forget(&self, number: u64) {
+        self.lock().requests.remove(&number);
+    }
+
+    async fn send(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let bytes = ToZygote { request: Some(request) }.encode_to_vec();
+        let file;
+        let mut all = descriptors.to_vec();
+        let packet = if bytes.len() > MAX_INLINE_BYTES {
+            file = sys::memory::sealed_memfd("lamella-request", &bytes)
+                .context(|| "memory file for a request".into())?;
+            all.insert(0, file.as_fd());
+            ENVELOPE
+        } else {
+            &bytes
+        };
+        let sent = self.socket.async_io(tokio::io::Interest::WRITABLE, |socket| {
+            sys::socket::send_with_descriptors(socket.as_fd(), packet, &all)
+        });
+        sent.await.map(drop).context(|| "send to the zygote".into())
+    }
+
+    async fn receive(&self) -> Result<Option<(FromZygote, Vec<OwnedFd>)>> {
+        let message = self.socket.async_io(tokio::io::Interest::READABLE, |socket| {
+            sys::socket::receive_with_descriptors(socket.as_fd(), MAX_INLINE_BYTES, MAX_DESCRIPTORS)
+        });
+        let Some(message) = message.await.context(|| "receive from the zygote".into())? else {
+            return Ok(None);
+        };
+        let decoded = FromZygote::decode(message.bytes.as_slice()).map_err(|error| {
+            Error::new(ErrorKind::Internal, "answer of the zygote").with_source(error)
+        })?;
+        Ok(Some((decoded, message.descriptors)))
+    }
+
+    fn dispatch(&self, reply: Reply, mut descriptors: Vec<OwnedFd>) {
+        let mut tables = self.lock();
+        let number = match &reply {
+            Reply::Configured(_) => return,
+            Reply::Ended(ended) => {
+                if let Some((waiter, request)) = tables.processes.remove(&ended.pid) {
+                    // All that the process had to say was sent before its end.
+                    tables.requests.remove(&request);
+                    let exit = if ended.is_signal {
+                        Exit::Signal(ended.value)
+                    } else {
+                        Exit::Code(ended.value)
+                    };
+                    let _nobody_waits = waiter.send(exit);
+                }
+                return;
+            }
+            Reply::Launched(started) | Reply::Started(started) => started.request,
+            Reply::Ready(ready) => ready.request,
+            Reply::Failed(failed) => failed.request,
+            Reply::Running(running) => running.request,
+            Reply::Refused(refused) => refused.request,
+        };
+        let mut process = None;
+        if let Reply::Launched(started) | Reply::Started(started) = &reply {
+            let Some(pidfd) = descriptors.pop() else { return };
+            let (sender, receiver) = oneshot::channel();
+            tables.processes.insert(started.pid, (sender, number));
+            let (pid, pidfd) = (started.pid, Arc::new(pidfd));
+            process = Some(Process { pid, pidfd, exit: Some(receiver), told: None });
+        }
+        let Some(waiter) = tables.requests.get(&number) else { return };
+        if waiter.send(Answer { reply, descriptors, process }).is_err() {
+            tables.requests.remove(&number);
+        }
+    }
+}
+
+/// Takes a request out of the table whatever way its waiter leaves.
+struct Forget<'a> {
+    zygote: &'a Zygote,
+    number: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.zygote.forget(self.number);
+    }
+}
+
+fn spawn(program: &Path, socket: OwnedFd) -> std::io::Result<std::process::Child> {
+    use std::os::unix::process::CommandExt;
+    std::process::Command::new(program)
+        .arg0("lamella")
+        .env_clear()
+        .current_dir("/")
+        .stdin(socket)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+}
+
+async fn read_answers(zygote: Arc<Zygote>) {
+    loop {
+        match zygote.receive().await {
+            Ok(Some((FromZygote { reply: Some(reply) }, descriptors))) => {
+                zygote.dispatch(reply, descriptors);
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(error) => {
+                tracing::error!(error = %error.chain(), "the zygote cannot be heard any more");
+                break;
+            }
+        }
+    }
+    let mut tables = zygote.lock();
+    tables.is_lost = true;
+    tables.requests.clear();
+    tables.processes.clear();
+}
+
+fn of_failed(failed: Failed) -> Error {
+    let error = std::io::Error::from_raw_os_error(failed.errno);
+    Error::new(ErrorKind::of_io(&error), failed.step)
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, "the zygote died during the request")
+}
+
+fn unexpected(what: &str) -> Error {
+    Error::new(ErrorKind::Internal, format!("unexpected answer of the zygote to {what}"))
+}
