@@ -18,6 +18,7 @@ const MIN_SAVING_PARTS: usize = 32;
 thread_local! {
     static ENCODER: RefCell<Option<Encoder>> = const { RefCell::new(None) };
     static DECODER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    static PLAIN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Encoder {
@@ -91,6 +92,20 @@ pub fn decode_chunk_into(
     Ok(())
 }
 
+/// Whether a stored chunk decodes to its digest; keeps the plain bytes to itself, in a buffer of the thread.
+pub fn verify_chunk(
+    payload: &[u8],
+    codec: Codec,
+    plain_bytes: u32,
+    digest: &ChunkDigest,
+) -> Result<()> {
+    check_stored(payload, codec, plain_bytes)?;
+    PLAIN.with_borrow_mut(|plain| {
+        plain.resize(plain.len().max(plain_bytes as usize), 0);
+        decode_chunk_into(payload, codec, digest, &mut plain[..plain_bytes as usize])
+    })
+}
+
 fn check_stored(payload: &[u8], codec: Codec, plain_bytes: u32) -> Result<()> {
     codec.check_sizes(u32::try_from(payload.len()).unwrap_or(u32::MAX), plain_bytes)
 }
@@ -149,9 +164,12 @@ mod tests {
             prop_assert!(payload.len() <= plain.len());
             let decode = |payload: &[u8]| decode_chunk(payload, codec, blocks * BLOCK_BYTES, &digest);
             prop_assert_eq!(&decode(&payload).unwrap(), &plain);
+            verify_chunk(&payload, codec, blocks * BLOCK_BYTES, &digest).unwrap();
             let at = at % (payload.len() * 8);
             payload[at / 8] ^= 1 << (at % 8);
             // A bit that changes nothing (a reserved one of the frame) still gives the right bytes.
+            let verified = verify_chunk(&payload, codec, blocks * BLOCK_BYTES, &digest);
+            prop_assert_eq!(verified.is_ok(), decode(&payload).is_ok());
             if let Ok(other) = decode(&payload) {
                 prop_assert_eq!(other, plain);
             }

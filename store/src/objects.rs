@@ -7,8 +7,10 @@
 
 use crate::backend::Backend;
 use crate::key::Key;
+use layer::chunk::ChunkTable;
 use layer::environment::{self, Environment};
 use layer::layer_file::{self, LayerFile, Layout};
+use layer::manifest::Manifest;
 use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -129,6 +131,23 @@ impl Store {
         Ok(layout)
     }
 
+    /// Manifest and chunk table of a layer, checked against the id, without reading the metadata image.
+    pub fn read_layer_tables(&self, id: &LayerId) -> Result<(Manifest, ChunkTable)> {
+        let layout = self.read_layer_layout(id)?;
+        let mut bytes = vec![0; (layout.chunk_table.end - layout.manifest.start) as usize];
+        self.read_layer_part(id, layout.manifest.start, &mut bytes)?;
+        let (manifest, table) =
+            bytes.split_at((layout.manifest.end - layout.manifest.start) as usize);
+        let manifest = Manifest::decode(manifest).context(|| format!("layer {id}"))?;
+        let table = ChunkTable::decode(table).context(|| format!("layer {id}"))?;
+        if manifest.id() != *id || manifest.chunk_table_digest != table.digest() {
+            return Err(Error::corrupt(format!(
+                "layer {id}: the object is not what its name says"
+            )));
+        }
+        Ok((manifest, table))
+    }
+
     /// Whether the layer is published.
     pub fn has_layer(&self, id: &LayerId) -> Result<bool> {
         self.has(&layer_key(id)?)
@@ -137,6 +156,24 @@ impl Store {
     /// All layers, in the order of their ids.
     pub fn list_layers(&self) -> Result<Vec<LayerId>> {
         self.list_ids("layers/")
+    }
+
+    /// The layers whose hex id starts with `prefix` (two digits or more), in order.
+    pub fn layers_like(&self, prefix: &str) -> Result<Vec<LayerId>> {
+        self.ids_like("layers", prefix)
+    }
+
+    /// The environments whose hex id starts with `prefix` (two digits or more), in order.
+    pub fn environments_like(&self, prefix: &str) -> Result<Vec<EnvId>> {
+        self.ids_like("envs", prefix)
+    }
+
+    fn ids_like<T: FromStr + ToString>(&self, class: &str, prefix: &str) -> Result<Vec<T>> {
+        let shard = prefix
+            .get(..2)
+            .ok_or_else(|| Error::invalid(format!("{prefix:?} is too short for an id")))?;
+        let ids: Vec<T> = self.list_ids(&format!("{class}/{shard}/"))?;
+        Ok(ids.into_iter().filter(|id| id.to_string().starts_with(prefix)).collect())
     }
 
     /// Publishes an environment document (canonical JSON). Returns its id, and whether it existed. Whether

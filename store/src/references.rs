@@ -35,16 +35,19 @@ impl Store {
 
     /// All entries, the newest first.
     pub fn history(&self, reference: &Reference) -> Result<Vec<ReferenceEntry>> {
-        let names = self.list_names(&directory(reference))?;
-        let numbers = names.iter().map(|name| number::number_of(name));
-        numbers.map(|number| self.read_entry(reference, number?)).collect()
+        let numbers = self.history_numbers(reference)?;
+        numbers.into_iter().map(|number| self.read_entry(reference, number)).collect()
     }
 
-    /// All references of a kind, or of every kind, with their newest entries; untagged ones included.
-    pub fn list_references(
-        &self,
-        kind: Option<RefKind>,
-    ) -> Result<Vec<(Reference, ReferenceEntry)>> {
+    /// The numbers of all entries, the newest first.
+    pub fn history_numbers(&self, reference: &Reference) -> Result<Vec<u64>> {
+        let names = self.list_names(&directory(reference))?;
+        names.iter().map(|name| number::number_of(name)).collect()
+    }
+
+    /// All references of a kind, or of every kind, with the numbers of their newest entries; untagged ones
+    /// included.
+    pub fn list_references(&self, kind: Option<RefKind>) -> Result<Vec<(Reference, u64)>> {
         let prefix = kind.map_or("refs/".to_owned(), |kind| format!("refs/{kind}/"));
         let mut found: Vec<(Reference, u64)> = Vec::new();
         for name in self.list_names(&prefix)? {
@@ -55,13 +58,7 @@ impl Store {
                 Err(error) => tracing::warn!("{}: {}", self.backend().describe(), error.chain()),
             }
         }
-        found
-            .into_iter()
-            .map(|(reference, number)| {
-                let entry = self.read_entry(&reference, number)?;
-                Ok((reference, entry))
-            })
-            .collect()
+        Ok(found)
     }
 
     /// Points a reference to `target`, or nowhere. With `expected`, only if that entry is current now (0: the
@@ -143,13 +140,14 @@ impl Store {
         }
     }
 
-    /// 0 when there is no entry.
-    fn current_number(&self, reference: &Reference) -> Result<u64> {
+    /// The number of the newest entry; 0 when there is none.
+    pub fn current_number(&self, reference: &Reference) -> Result<u64> {
         let newest = self.backend().list(&directory(reference), None, 1)?;
         newest.first().map_or(Ok(0), |name| number::number_of(name))
     }
 
-    fn read_entry(&self, reference: &Reference, number: u64) -> Result<ReferenceEntry> {
+    /// One entry. Entries never change.
+    pub fn read_entry(&self, reference: &Reference, number: u64) -> Result<ReferenceEntry> {
         let key = number::key_in(&directory(reference), number)?;
         let what = || format!("entry {number} of {reference}");
         let bytes = self.read_object(&key, MAX_ENTRY_BYTES as u64 + 128, what)?;

@@ -91,10 +91,15 @@ fn layers_are_checked_when_written_and_when_read() {
     assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), true));
     assert_eq!(store.read_layer(&file.id()).unwrap(), file);
     assert_eq!(store.list_layers().unwrap(), [file.id()]);
+    assert_eq!(store.layers_like(&file.id().to_string()[..8]).unwrap(), [file.id()]);
+    assert_eq!(store.layers_like("00000000").unwrap(), []);
+    assert!(store.layers_like("/").is_err() && store.layers_like("../x").is_err());
     let layout = store.read_layer_layout(&file.id()).unwrap();
     let mut metadata = vec![0; 3];
     store.read_layer_part(&file.id(), layout.metadata.start, &mut metadata).unwrap();
     assert_eq!(metadata, b"one");
+    let tables = (file.manifest.clone(), file.chunk_table.clone());
+    assert_eq!(store.read_layer_tables(&file.id()).unwrap(), tables);
     let absent = store.read_layer(&LayerId([9; 32])).unwrap_err();
     assert_eq!(
         (absent.kind(), absent.to_string().contains("is not on the store")),
@@ -105,6 +110,7 @@ fn layers_are_checked_when_written_and_when_read() {
     damage(&memory, &name, |bytes| *bytes.last_mut().unwrap() ^= 1);
     assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
     damage(&memory, &name, |bytes| *bytes = layer_file(&[], "two").encode().unwrap());
+    assert_eq!(store.read_layer_tables(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
     // Publishing the same layer again repairs it.
     assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), false));
@@ -249,6 +255,7 @@ fn references_keep_their_history_and_lists_do_not_mix_names() {
     };
     assert_eq!(names(Some(RefKind::Base)), ["base/a/b:c", "base/a/b:latest", "base/a:b"]);
     assert_eq!(names(None).len(), 4);
+    assert_eq!(store.list_references(None).unwrap()[2], (a, 3));
     assert_eq!(names(Some(RefKind::Env)), Vec::<String>::new());
 }
 
