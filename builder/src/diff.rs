@@ -3,7 +3,9 @@
 //! What overlayfs wrote into an upper directory becomes a layer that depends on no particular stack:
 //! deletions stay deletions, replaced directories stay opaque, and renamed directories, which overlayfs
 //! only notes as a redirect, are written out in full. What they show of lower layers is taken over by
-//! reference to chunks that the store holds already, so no data of lower layers is read.
+//! reference to chunks that the store holds already, so no data of lower layers is read. Hard links stay
+//! links within what is written out; a link between a file in a renamed directory and a name elsewhere in
+//! a lower layer ends, as a copy-up would end it.
 //!
 //! The caller sees to it that nobody writes to the upper directory meanwhile (a frozen sandbox, a
 //! snapshot); a change that happens all the same is an error.

@@ -157,13 +157,13 @@ fn attributes_of_overlayfs_are_left_out_with_a_notice() {
 }
 
 #[test]
-fn a_path_longer_than_path_max_and_a_thousand_levels() {
+fn a_path_longer_than_path_max_and_three_hundred_levels() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
     // Built from the inside, as no call takes such a path.
     let script = r#"cd "$1"; d=$(printf 'd%.0s' $(seq 200)); for i in $(seq 30); do mkdir $d; cd $d; done
-        echo deep > file; cd "$1"; for i in $(seq 1000); do mkdir s; cd s; done; echo low > file"#;
+        echo deep > file; cd "$1"; for i in $(seq 300); do mkdir s; cd s; done; echo low > file"#;
     run("bash", &["-ec".as_ref(), script.as_ref(), "-".as_ref(), root.as_os_str()]);
     let publisher = MemoryPublisher::default();
     let built = build(&root, &publisher, &options());
@@ -171,7 +171,7 @@ fn a_path_longer_than_path_max_and_a_thousand_levels() {
     assert!(removed.success());
     let view = publisher.view(built.unwrap().layer_id());
     assert_eq!(view.text(&(vec!["d".repeat(200); 30].join("/") + "/file")), "deep\n");
-    assert_eq!(view.text(&("s/".repeat(1000) + "file")), "low\n");
+    assert_eq!(view.text(&("s/".repeat(300) + "file")), "low\n");
 }
 
 #[test]

@@ -3,142 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod builder_facts;
 #[path = "../../builder/tests/support/mod.rs"]
 mod support;
 #[path = "../../builder/tests/support/tape.rs"]
 mod tape;
 
-use layer::LayerId;
-use std::collections::BTreeMap;
+use builder_facts::{Mounted, assert_same, run};
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
+use std::path::Path;
 use support::{MemoryPublisher, build, options, tight};
-use sys::mount::{Attributes, Erofs, Unmount};
 use tape::Tape;
-
-/// A layer in the kernel; unmounted when dropped.
-struct Mounted {
-    dir: tempfile::TempDir,
-}
-
-impl Mounted {
-    fn new(publisher: &MemoryPublisher, id: LayerId) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let (metadata, data) = (dir.path().join("meta"), dir.path().join("data"));
-        fs::write(&metadata, publisher.layer(id).metadata).unwrap();
-        let mut bytes = publisher.data(id);
-        bytes.resize(bytes.len().max(4096), 0);
-        fs::write(&data, bytes).unwrap();
-        let mounted = Self { dir };
-        fs::create_dir(mounted.root()).unwrap();
-        let erofs = Erofs { metadata: &metadata, device: Some(&data) };
-        erofs
-            .mount_detached(Attributes::default())
-            .and_then(|mount| mount.attach(&mounted.root()))
-            .unwrap();
-        mounted
-    }
-
-    fn root(&self) -> PathBuf {
-        self.dir.path().join("root")
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = sys::mount::unmount(&self.root(), Unmount::Lazy);
-    }
-}
-
-/// Everything about one inode that `stat`, `getxattr`, `readlink` and `read` tell.
-#[derive(Debug, PartialEq, Eq)]
-struct Facts {
-    mode: u32,
-    owner: (u32, u32),
-    rdev: u64,
-    size: u64,
-    links: u64,
-    mtime: (i64, i64),
-    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    content: Vec<u8>,
-    /// The first path of this inode, in path order.
-    first_name: Vec<u8>,
-}
-
-/// Looks at a whole tree.
-fn look(root: &Path) -> BTreeMap<Vec<u8>, Facts> {
-    let mut paths = vec![PathBuf::new()];
-    let mut all = Vec::new();
-    while let Some(path) = paths.pop() {
-        let full = root.join(&path);
-        if full.symlink_metadata().unwrap().is_dir() {
-            paths.extend(
-                fs::read_dir(&full).unwrap().map(|entry| path.join(entry.unwrap().file_name())),
-            );
-        }
-        all.push(path);
-    }
-    all.sort();
-    let mut first_names = BTreeMap::new();
-    let mut facts = BTreeMap::new();
-    for path in all {
-        let name = path.clone().into_os_string().into_vec();
-        let full = if name.is_empty() { root.to_owned() } else { root.join(&path) };
-        let stat = full.symlink_metadata().unwrap();
-        let kind = stat.file_type();
-        let content = if kind.is_symlink() {
-            fs::read_link(&full).unwrap().into_os_string().into_vec()
-        } else if kind.is_file() {
-            let mut bytes = Vec::new();
-            fs::File::open(&full).unwrap().read_to_end(&mut bytes).unwrap();
-            bytes
-        } else {
-            Vec::new()
-        };
-        let device = kind.is_block_device() || kind.is_char_device();
-        let xattrs = sys::file::xattr::list(&full).unwrap();
-        facts.insert(
-            name.clone(),
-            Facts {
-                mode: stat.mode(),
-                owner: (stat.uid(), stat.gid()),
-                rdev: if device { stat.rdev() } else { 0 },
-                size: if kind.is_dir() { 0 } else { stat.size() },
-                links: stat.nlink(),
-                mtime: (stat.mtime(), stat.mtime_nsec()),
-                xattrs: xattrs
-                    .into_iter()
-                    .map(|key| (key.clone(), sys::file::xattr::get(&full, &key).unwrap().unwrap()))
-                    .collect(),
-                content,
-                first_name: first_names.entry(stat.ino()).or_insert(name).clone(),
-            },
-        );
-    }
-    facts
-}
-
-#[track_caller]
-fn assert_same(have: &Path, want: &Path, what: &str) {
-    let (have, want) = (look(have), look(want));
-    let names = |facts: &BTreeMap<Vec<u8>, Facts>| facts.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(names(&have), names(&want), "{what}");
-    for (path, facts) in &have {
-        let path_text = layer::tree::display_path(path);
-        assert!(facts.content == want[path].content, "{what}: content of {path_text}");
-        assert_eq!(facts, &want[path], "{what}: {path_text}");
-    }
-}
-
-fn run(program: &str, arguments: &[&OsStr]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
-}
 
 fn set_xattr(path: &Path, name: &[u8], value: &[u8]) {
     sys::file::xattr::set(path, name, value, sys::file::xattr::SetMode::Any).unwrap();
