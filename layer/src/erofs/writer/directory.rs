@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// All entries of a directory in the order of the image.
-pub(super) fn entries<'t>(
-    names: &'t BTreeMap<Vec<u8>, InodeIx>,
+pub(super) fn entries(
+    names: &BTreeMap<Vec<u8>, InodeIx>,
     this: InodeIx,
     parent: InodeIx,
-) -> impl Iterator<Item = (&'t [u8], InodeIx)> {
+) -> impl Iterator<Item = (&[u8], InodeIx)> {
     let between = |from: Bound<&'static [u8]>, to: Bound<&'static [u8]>| {
         names.range::<[u8], _>((from, to)).map(|(name, inode)| (name.as_slice(), *inode))
     };

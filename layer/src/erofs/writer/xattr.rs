@@ -126,7 +126,7 @@ impl<'t> SharedXattrs<'t> {
         for entry in entries(xattrs)? {
             match self.uses.get(&entry).and_then(|r#use| r#use.shared_at) {
                 Some(at) if split.shared.len() < MAX_SHARED_XATTRS => {
-                    split.shared.push((entry, at))
+                    split.shared.push((entry, at));
                 }
                 _ => split.inline.push(entry),
             }
