@@ -123,8 +123,9 @@ impl Directory {
     /// INVARIANT: once this failed for a directory it never succeeds again in this process, because the
     /// kernel reports a lost write only once.
     fn flush_directory(&self, directory: &Path) -> Result<()> {
-        let mut poisoned = self.poisoned.lock().unwrap_or_else(PoisonError::into_inner);
-        if poisoned.contains(directory) {
+        let poisoned = || self.poisoned.lock().unwrap_or_else(PoisonError::into_inner);
+        let flushed = File::open(directory).and_then(|directory| directory.sync_all());
+        if poisoned().contains(directory) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
@@ -133,10 +134,9 @@ impl Directory {
                 ),
             ));
         }
-        let flushed = File::open(directory).and_then(|directory| directory.sync_all());
         match flushed {
             Err(error) if !is_unsupported(&error) => {
-                poisoned.insert(directory.to_owned());
+                poisoned().insert(directory.to_owned());
                 Err(Error::io(format!("flush directory {}", directory.display()), error))
             }
             _ => Ok(()),
