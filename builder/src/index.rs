@@ -8,7 +8,7 @@ use crate::content::{Content, Origin};
 use crate::path;
 use layer::tree::{Rdev, Timestamp, Xattr};
 use layer::{Error, ErrorKind, Result};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// How many symbolic links a path may lead through, as in the kernel.
@@ -272,45 +272,60 @@ impl Index {
     }
 
     /// Turns hard links into further names of the inodes that their paths name. Links to links are
-    /// followed. What leads nowhere stays and is returned, in path order.
+    /// followed. What leads nowhere stays and is returned, in path order, with the path it names.
     pub fn resolve_links(&mut self) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        loop {
-            let mut found = Vec::new();
-            let mut open = Vec::new();
-            self.walk(|path, ix| {
-                if let NodeKind::Link(target) = &self.node(ix).kind {
-                    match self.lookup(target)? {
-                        Some(to)
-                            if !matches!(
-                                self.node(to).kind,
-                                NodeKind::Link(_) | NodeKind::Whiteout
-                            ) =>
-                        {
-                            found.push((path.to_vec(), to));
-                        }
-                        _ => open.push((path.to_vec(), target.clone())),
-                    }
+        let mut known = HashMap::new();
+        let (mut found, mut open) = (Vec::new(), Vec::new());
+        self.walk(|path, ix| {
+            if let NodeKind::Link(target) = &self.node(ix).kind {
+                match self.end_of_link(ix, &mut known)? {
+                    Some(to) => found.push((path.to_vec(), to)),
+                    None => open.push((path.to_vec(), target.clone())),
                 }
-                Ok(())
+            }
+            Ok(())
+        })?;
+        for (path, to) in found {
+            if self.node(to).is_directory() {
+                return Err(Error::invalid(format!(
+                    "{} is a hard link to a directory",
+                    path::show(&path)
+                )));
+            }
+            let (parent, name) = split(&path);
+            // The path is spelled out, so no link stands in it.
+            let parent = self.find_directory(parent)?.ok_or_else(|| {
+                Error::new(ErrorKind::Internal, "the parent of a hard link is gone")
             })?;
-            if found.is_empty() {
-                return Ok(open);
-            }
-            for (path, to) in found {
-                if self.node(to).is_directory() {
-                    return Err(Error::invalid(format!(
-                        "{} is a hard link to a directory",
-                        path::show(&path)
-                    )));
-                }
-                let (parent, name) = split(&path);
-                // The path is spelled out, so no link stands in it.
-                let parent = self.find_directory(parent)?.ok_or_else(|| {
-                    Error::new(ErrorKind::Internal, "the parent of a hard link is gone")
-                })?;
-                self.link(parent, name, to)?;
-            }
+            self.link(parent, name, to)?;
         }
+        Ok(open)
+    }
+
+    /// The inode at the end of a chain of hard links. `known` keeps what is known of links, so that
+    /// long chains are walked once.
+    fn end_of_link(
+        &self,
+        link: NodeIx,
+        known: &mut HashMap<NodeIx, Option<NodeIx>>,
+    ) -> Result<Option<NodeIx>> {
+        let mut chain = Vec::new();
+        let mut at = link;
+        let end = loop {
+            let NodeKind::Link(target) = &self.node(at).kind else { break Some(at) };
+            if let Some(end) = known.get(&at) {
+                break *end;
+            }
+            // Until the end is known: what comes back here is a circle.
+            known.insert(at, None);
+            chain.push(at);
+            match self.lookup(target)? {
+                Some(next) if self.node(next).kind != NodeKind::Whiteout => at = next,
+                _ => break None,
+            }
+        };
+        known.extend(chain.into_iter().map(|link| (link, end)));
+        Ok(end)
     }
 
     /// Removes what only means something above other layers: whiteouts and opaque marks.

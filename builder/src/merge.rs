@@ -11,6 +11,9 @@ use crate::path;
 use layer::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 
+/// How often directories may be moved through symbolic links of lower layers, as the kernel counts.
+const MAX_ROUNDS: usize = 40;
+
 /// Applies `upper` to `lower`, bottom to top: whiteouts remove, opaque directories replace, directories
 /// unite, everything else replaces. Marks of `upper` below new names stay; see [`Index::clear_marks`].
 pub fn merge(mut lower: Index, upper: Index) -> Result<Index> {
@@ -95,15 +98,18 @@ pub fn rebase(lower: &Index, mut upper: Index) -> Result<Index> {
             open = upper.resolve_links()?;
         }
     }
-    // Each round removes one; links of this very layer that lead back could go on for ever.
-    let most = upper.nodes.len();
     for round in 0.. {
-        let Some((from, to)) = misplaced(lower, &upper)? else { break };
-        if round > most {
-            let text = format!("{}: symbolic links of two layers form a loop", path::show(&from));
+        let misplaced = misplaced(lower, &upper)?;
+        let Some((first, _)) = misplaced.first() else { break };
+        // Moved directories may meet further links; links of this very layer that lead back could go
+        // on for ever.
+        if round > MAX_ROUNDS {
+            let text = format!("{}: symbolic links of two layers form a loop", path::show(first));
             return Err(Error::invalid(text));
         }
-        relocate(&mut upper, &from, &to)?;
+        for (from, to) in misplaced {
+            relocate(&mut upper, &from, &to)?;
+        }
     }
     describe_implied(lower, &mut upper)?;
     Ok(upper)
@@ -161,20 +167,26 @@ fn copy_up(
     }
 }
 
-/// A directory of `upper` that nothing describes and that is a symbolic link below, and the path of the
-/// directory that the link leads to.
-fn misplaced(lower: &Index, upper: &Index) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-    let mut found = None;
+/// Directories of `upper` that nothing describes and that are symbolic links below, each with the path
+/// of the directory that the link leads to. None of them lies in another.
+fn misplaced(lower: &Index, upper: &Index) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     upper.walk(|path, ix| {
         let node = upper.node(ix);
-        if found.is_some() || !node.implied || node.opaque || !node.is_directory() {
+        let inside =
+            |outer: &[u8]| path.strip_prefix(outer).is_some_and(|rest| rest.starts_with(b"/"));
+        if !node.implied
+            || node.opaque
+            || !node.is_directory()
+            || found.last().is_some_and(|(outer, _)| inside(outer))
+        {
             return Ok(());
         }
         if let Some(below) = lower.lookup(path)?
             && matches!(lower.node(below).kind, NodeKind::Symlink(_))
             && let Some((_, real)) = lower.find_real_directory(path)?
         {
-            found = Some((path.to_vec(), real));
+            found.push((path.to_vec(), real));
         }
         Ok(())
     })?;

@@ -123,7 +123,7 @@ impl BuildOptions {
             kind,
             annotations: BTreeMap::new(),
             chunking: ChunkingOptions::default(),
-            compression_level: 3,
+            compression_level: store::codec::DEFAULT_LEVEL,
             threads: 0,
             spool_dir: std::env::temp_dir(),
             max_unpacked_bytes: 1 << 40,

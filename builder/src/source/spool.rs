@@ -59,7 +59,7 @@ impl Compression {
     }
 }
 
-/// Unpacks `source` (of at most `bytes` of packed bytes) into a spool file.
+/// Unpacks `source` into a spool file; `name` is for messages.
 pub(crate) fn unpack(
     source: impl Read + Send,
     compression: Compression,

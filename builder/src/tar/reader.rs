@@ -16,6 +16,8 @@ use std::os::unix::fs::FileExt;
 const MAX_PAX_BYTES: u64 = 16 << 20;
 /// The most bytes of a GNU long name.
 const MAX_NAME_BYTES: u64 = 1 << 20;
+/// The most bytes of a path. Each component makes a directory, so this bounds what one entry costs.
+const MAX_PATH_BYTES: usize = 32 << 10;
 /// The most bytes of a sparse map in front of the data: 2^20 lines of two numbers.
 const MAX_MAP_BYTES: u64 = 48 << 20;
 /// How much is read at once while going from header to header.
@@ -363,6 +365,13 @@ impl Named {
 
 /// Without the NULs that some writers leave at the end.
 fn clean(mut name: Vec<u8>) -> Result<Vec<u8>> {
+    if name.len() > MAX_PATH_BYTES {
+        return Err(Error::invalid(format!(
+            "a path of {} bytes (at most {MAX_PATH_BYTES}): {}...",
+            name.len(),
+            path::show(&name[..60])
+        )));
+    }
     while name.last() == Some(&0) {
         name.pop();
     }
