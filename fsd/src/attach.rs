@@ -1,0 +1,427 @@
+//! Attachments: which layers are served, by which plane, for whom.
+//!
+//! ```text
+//! (absent) --attach--> mounted --last detach--> lingering --superblocks gone--> (absent)
+//!                         ^                         |
+//!                         |---------attach----------|
+//! ```
+//! A layer lingers while somebody still has a clone of its mount: it is served until that is gone.
+//! `complete` pins a layer without mounting it.
+//!
+//! Locking: the map's mutex is held for look-ups; each layer has its own mutex, held across its mount
+//! or unmount, so layers do not wait for each other. Order: map, then layer.
+// CRASH: a mount without a holder file is unmounted by the next start, a holder file without a mount is
+// removed; a client that got no answer repeats its call.
+
+use crate::cache::NodeCache;
+use crate::config::Paths;
+use crate::fetch::{Engine, FetchLayer, Locator, MakeRoom, Source, StoreCounters};
+use crate::holders::Holders;
+use crate::planes::mounting::{self, Superblock};
+use crate::planes::{Plane, PlaneKind};
+use crate::served::ServedLayer;
+use layer::{Context, Error, ErrorKind, LayerId, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use store::Store;
+
+/// A layer that is served.
+pub struct Live {
+    /// What is served.
+    pub served: Arc<ServedLayer>,
+    /// By what; absent for a layer that is only being completed.
+    pub plane: Option<Arc<dyn Plane>>,
+    /// Whether it is mounted at its mount point.
+    pub mounted: bool,
+    /// Superblocks that may still live.
+    pub superblocks: Vec<Superblock>,
+    /// Who holds it.
+    pub holders: BTreeSet<String>,
+    /// Completions that run.
+    pub pins: usize,
+}
+
+type Entry = Arc<Mutex<Option<Live>>>;
+
+/// What an attach found or made.
+#[derive(Debug)]
+pub struct Attached {
+    /// Where it is mounted.
+    pub mount_path: PathBuf,
+    /// By which plane.
+    pub plane: PlaneKind,
+    /// Whether reads need no fetch any more.
+    pub complete: bool,
+}
+
+/// What attachments are made of.
+pub struct AttachmentParts {
+    /// Where everything is.
+    pub paths: Paths,
+    /// The node cache.
+    pub cache: NodeCache,
+    /// Where layers come from.
+    pub store: Arc<Store>,
+    /// Who finds chunks whose hint is stale.
+    pub locator: Arc<dyn Locator>,
+    /// What was read from the store.
+    pub store_counters: Arc<StoreCounters>,
+    /// The fetch engine.
+    pub engine: Engine,
+    /// The planes of this host, the best first.
+    pub planes: Vec<Arc<dyn Plane>>,
+    /// Readahead of new mounts.
+    pub readahead_bytes: Option<u64>,
+}
+
+/// All attachments of the node.
+pub struct Attachments {
+    parts: AttachmentParts,
+    holders: Holders,
+    layers: Mutex<BTreeMap<LayerId, Entry>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Attachments {
+    /// No layer is served yet.
+    pub fn new(parts: AttachmentParts) -> Result<Arc<Self>> {
+        crate::cache::create_folder(&parts.paths.mounts())?;
+        let holders = Holders::open(&parts.paths.holders())?;
+        Ok(Arc::new(Self { parts, holders, layers: Mutex::default() }))
+    }
+
+    /// What the attachments are made of.
+    pub fn parts(&self) -> &AttachmentParts {
+        &self.parts
+    }
+
+    /// The files that say who holds what.
+    pub fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    fn entry(&self, id: &LayerId) -> Entry {
+        Arc::clone(lock(&self.layers).entry(*id).or_default())
+    }
+
+    fn plane(&self, wanted: Option<PlaneKind>) -> Result<&Arc<dyn Plane>> {
+        let mut planes = self.parts.planes.iter();
+        let found = match wanted {
+            Some(kind) => planes.find(|plane| plane.kind() == kind),
+            None => planes.next(),
+        };
+        found.ok_or_else(|| {
+            let text = format!("this host has no plane {wanted:?}");
+            Error::new(ErrorKind::Unsupported, text)
+        })
+    }
+
+    /// Opens a layer of the cache, or brings it to the node.
+    pub fn open(&self, id: &LayerId, quiet_data: Option<OwnedFd>) -> Result<Arc<ServedLayer>> {
+        let cached = Arc::new(self.parts.cache.open_layer(id, &self.parts.store, quiet_data)?);
+        let source = Source::new(
+            *id,
+            cached.table().len(),
+            Arc::clone(&self.parts.store),
+            Arc::clone(&self.parts.locator),
+            Arc::clone(&self.parts.store_counters),
+        );
+        Ok(ServedLayer::new(FetchLayer::new(cached, source), false))
+    }
+
+    /// Takes in a layer that a former fsd served.
+    pub fn adopt(&self, live: Live) {
+        let entry = self.entry(&live.served.id());
+        *lock(&entry) = Some(live);
+    }
+
+    /// Mounts a layer, or counts one more holder of it. Idempotent for a holder.
+    pub fn attach(
+        &self,
+        id: &LayerId,
+        holder: &str,
+        wanted: Option<PlaneKind>,
+    ) -> Result<Attached> {
+        let entry = self.entry(id);
+        let mut state = lock(&entry);
+        let served = match state.as_ref() {
+            Some(live) => Arc::clone(&live.served),
+            None => self.open(id, None)?,
+        };
+        let live = state.get_or_insert_with(|| Live {
+            served,
+            plane: None,
+            mounted: false,
+            superblocks: Vec::new(),
+            holders: BTreeSet::new(),
+            pins: 0,
+        });
+        let attached = self.attach_live(live, holder, wanted);
+        if attached.is_err() {
+            self.release_if_unused(&mut state)?;
+        }
+        attached.map_err(|error| error.context(format!("attach layer {id}")))
+    }
+
+    fn attach_live(
+        &self,
+        live: &mut Live,
+        holder: &str,
+        wanted: Option<PlaneKind>,
+    ) -> Result<Attached> {
+        let id = live.served.id();
+        let plane = match &live.plane {
+            Some(plane) if wanted.is_none_or(|kind| kind == plane.kind()) => Arc::clone(plane),
+            Some(plane) => {
+                let text = format!("layer {id} is served by plane {:?}", plane.kind());
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            None => Arc::clone(self.plane(wanted)?),
+        };
+        let mount_path = self.parts.paths.mount(&id);
+        if !live.mounted {
+            self.mount(live, &plane, &mount_path)?;
+        }
+        self.holders.add(&id, holder)?;
+        live.holders.insert(holder.to_owned());
+        let complete = live.served.fetch().cached().is_complete();
+        Ok(Attached { mount_path, plane: plane.kind(), complete })
+    }
+
+    fn mount(&self, live: &mut Live, plane: &Arc<dyn Plane>, at: &std::path::Path) -> Result<()> {
+        let id = live.served.id();
+        crate::cache::create_folder(at)?;
+        plane.mount(&live.served, at)?;
+        live.plane = Some(Arc::clone(plane));
+        live.mounted = true;
+        let superblock = mounting::superblock_at(at)?;
+        live.superblocks.push(superblock);
+        self.holders.set_superblocks(&id, &live.superblocks)?;
+        if let Some(bytes) = self.parts.readahead_bytes {
+            mounting::set_readahead(superblock, bytes)?;
+        }
+        self.parts.cache.touch(&id);
+        tracing::info!(layer = %id, plane = ?plane.kind(), "mounted");
+        Ok(())
+    }
+
+    /// Takes back one attach; the last one unmounts. Answers whether it did.
+    pub fn detach(&self, id: &LayerId, holder: &str) -> Result<bool> {
+        let entry = self.entry(id);
+        let mut state = lock(&entry);
+        let Some(live) = state.as_mut() else {
+            return Err(Error::not_found(format!("layer {id} is not attached")));
+        };
+        if !live.holders.contains(holder) {
+            return Err(Error::not_found(format!("{holder:?} does not hold layer {id}")));
+        }
+        if live.holders.len() == 1 {
+            self.unmount(live)?;
+        }
+        self.holders.remove(id, holder)?;
+        live.holders.remove(holder);
+        let unmounted = live.holders.is_empty();
+        self.release_if_unused(&mut state)?;
+        Ok(unmounted)
+    }
+
+    fn unmount(&self, live: &mut Live) -> Result<()> {
+        if live.mounted {
+            let at = self.parts.paths.mount(&live.served.id());
+            mounting::unmount(&at)?;
+            std::fs::remove_dir(&at).context(|| format!("remove {}", at.display()))?;
+            live.mounted = false;
+        }
+        Ok(())
+    }
+
+    /// Unmounts a layer that nobody holds.
+    pub fn unmount_unheld(&self, id: &LayerId) -> Result<()> {
+        let entry = self.entry(id);
+        let mut state = lock(&entry);
+        if let Some(live) = state.as_mut().filter(|live| live.holders.is_empty()) {
+            self.unmount(live)?;
+        }
+        self.release_if_unused(&mut state)
+    }
+
+    /// Ends the service of a layer that is not mounted, whose superblocks are gone and that nobody
+    /// completes.
+    fn release_if_unused(&self, state: &mut Option<Live>) -> Result<()> {
+        let Some(live) = state.as_mut() else { return Ok(()) };
+        if live.mounted || live.pins > 0 {
+            return Ok(());
+        }
+        live.superblocks.retain(|superblock| mounting::is_alive(*superblock));
+        if !live.superblocks.is_empty() {
+            return Ok(());
+        }
+        let id = live.served.id();
+        if let Some(plane) = live.plane.take() {
+            plane.release(&live.served)?;
+        }
+        live.served.fetch().cached().make_durable()?;
+        self.holders.clear(&id)?;
+        self.parts.cache.touch(&id);
+        *state = None;
+        tracing::info!(layer = %id, "released");
+        Ok(())
+    }
+
+    /// Loads a whole layer and waits until it is durable. Answers the plain bytes that this fetched.
+    pub fn complete(&self, id: &LayerId) -> Result<u64> {
+        let entry = self.entry(id);
+        let served = {
+            let mut state = lock(&entry);
+            let served = match state.as_ref() {
+                Some(live) => Arc::clone(&live.served),
+                None => self.open(id, None)?,
+            };
+            let live = state.get_or_insert_with(|| Live {
+                served: Arc::clone(&served),
+                plane: None,
+                mounted: false,
+                superblocks: Vec::new(),
+                holders: BTreeSet::new(),
+                pins: 0,
+            });
+            live.pins += 1;
+            served
+        };
+        let fetched = self
+            .parts
+            .engine
+            .complete(served.fetch())
+            .and_then(|fetched| served.fetch().cached().make_durable().map(|_| fetched));
+        let mut state = lock(&entry);
+        if let Some(live) = state.as_mut() {
+            live.pins -= 1;
+            finish_completed(live)?;
+        }
+        self.release_if_unused(&mut state)?;
+        fetched
+    }
+
+    /// Drops a layer that nobody uses from the cache. Answers the bytes freed.
+    pub fn evict(&self, id: &LayerId) -> Result<u64> {
+        let entry = self.entry(id);
+        let mut state = lock(&entry);
+        self.release_if_unused(&mut state)?;
+        if state.is_some() {
+            return Err(Error::new(ErrorKind::Busy, format!("layer {id} is in use")));
+        }
+        self.parts.cache.remove(id)
+    }
+
+    /// Unmounts everything. `Busy` while somebody holds a layer, unless forced.
+    pub fn drain(&self, force: bool) -> Result<()> {
+        let entries: Vec<_> =
+            lock(&self.layers).iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect();
+        if !force {
+            for (id, entry) in &entries {
+                if let Some(live) = lock(entry).as_ref()
+                    && let Some(holder) = live.holders.first()
+                {
+                    let text = format!("layer {id} is held by {holder:?}");
+                    return Err(Error::new(ErrorKind::Busy, text));
+                }
+            }
+        }
+        for (id, entry) in &entries {
+            let mut state = lock(entry);
+            let Some(live) = state.as_mut() else { continue };
+            self.unmount(live)?;
+            live.holders.clear();
+            self.release_if_unused(&mut state)?;
+            if state.is_some() {
+                let text = format!("layer {id} is mounted by others still");
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// One round of upkeep: makes durable what was filled, drops marks that are not needed any more,
+    /// releases what lingered.
+    pub fn upkeep(&self) {
+        for (id, entry) in self.snapshot() {
+            let served = lock(&entry).as_ref().map(|live| Arc::clone(&live.served));
+            let Some(served) = served else { continue };
+            // The flush may take long: not under the lock of the layer.
+            if let Err(error) = served.fetch().cached().make_durable() {
+                tracing::error!(layer = %id, error = %error.chain(), "write-back failed");
+            }
+            let mut state = lock(&entry);
+            let kept = match state.as_mut() {
+                Some(live) => finish_completed(live),
+                None => Ok(()),
+            };
+            if let Err(error) = kept.and_then(|()| self.release_if_unused(&mut state)) {
+                tracing::error!(layer = %id, error = %error.chain(), "upkeep");
+            }
+        }
+        lock(&self.layers).retain(|_, entry| {
+            Arc::strong_count(entry) > 1 || entry.try_lock().map_or(true, |state| state.is_some())
+        });
+    }
+
+    fn snapshot(&self) -> Vec<(LayerId, Entry)> {
+        lock(&self.layers).iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect()
+    }
+
+    /// Shows every served layer to `look`.
+    pub fn each(&self, mut look: impl FnMut(&Live)) {
+        for (_, entry) in self.snapshot() {
+            if let Some(live) = lock(&entry).as_ref() {
+                look(live);
+            }
+        }
+    }
+}
+
+/// Tells the plane once a layer is complete and durable.
+fn finish_completed(live: &Live) -> Result<()> {
+    match &live.plane {
+        Some(plane)
+            if live.served.is_marked() && live.served.fetch().cached().is_durably_complete() =>
+        {
+            plane.completed(&live.served)?;
+            tracing::info!(layer = %live.served.id(), "complete: its mark is dropped");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+impl MakeRoom for Attachments {
+    fn make_room(&self) -> bool {
+        let layers = match self.parts.cache.layers() {
+            Ok(layers) => layers,
+            Err(error) => {
+                tracing::error!(error = %error.chain(), "look for layers to evict");
+                return false;
+            }
+        };
+        for id in layers {
+            let entry = self.entry(&id);
+            // A layer that is being attached right now is not one to evict.
+            let Ok(state) = entry.try_lock() else { continue };
+            if state.is_some() {
+                continue;
+            }
+            match self.parts.cache.remove(&id) {
+                Ok(freed) => {
+                    tracing::info!(layer = %id, freed, "evicted to make room");
+                    return true;
+                }
+                Err(error) => tracing::error!(layer = %id, error = %error.chain(), "evict"),
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,370 @@
+//! The node cache: one folder a layer, `<cache>/<layer id>/{manifest, chunks, meta.erofs, data, present}`.
+//!
+//! Layers arrive under a temporary name and are renamed into place; they leave by being renamed away
+//! first. `present` is made last and only beside flushed metadata, so a folder that has it is trusted
+//! after a power cut; one without is verified again when it is opened.
+//!
+//! Locking: the cache folder belongs to one process (`lock`, which holds its pid). Folders of layers
+//! are made and removed under the attachments' lock of that layer.
+// CRASH: `.new-*` and `.gone-*` folders are what a killed fsd left; the next start removes them.
+
+mod bits;
+mod entry;
+mod space;
+
+pub use entry::CachedLayer;
+pub use space::Space;
+
+use entry::Parts;
+use layer::chunk::ChunkTable;
+use layer::layer_file::{HEADER_BYTES, Layout};
+use layer::manifest::Manifest;
+use layer::presence::Presence;
+use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use store::Store;
+
+const MANIFEST: &str = "manifest";
+const CHUNKS: &str = "chunks";
+const METADATA: &str = "meta.erofs";
+const DATA: &str = "data";
+const PRESENT: &str = "present";
+const LOCK: &str = "lock";
+const ARRIVING: &str = ".new-";
+const LEAVING: &str = ".gone-";
+/// Metadata is copied from the store in parts of this size.
+const COPY_BYTES: usize = 1 << 20;
+
+/// The cache folder, locked.
+#[derive(Debug)]
+pub struct NodeCache {
+    folder: PathBuf,
+    space: Space,
+    _lock: File,
+}
+
+/// Takes the lock of a folder or a process, and writes our pid into it. `Busy` names the holder.
+pub fn lock_file(path: &Path, what: &str) -> Result<File> {
+    let name = || format!("lock {}", path.display());
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .context(name)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            file.read_to_string(&mut holder).context(name)?;
+            let text = format!("{what} is in use by process {}", holder.trim());
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        Err(TryLockError::Error(error)) => return Err(error).context(name),
+    }
+    file.set_len(0).context(name)?;
+    writeln!(file, "{}", std::process::id()).context(name)?;
+    Ok(file)
+}
+
+/// Makes a folder that only its owner can enter, and those above it.
+pub fn create_folder(path: &Path) -> Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .context(|| format!("create {}", path.display()))
+}
+
+fn create_file(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .context(|| format!("create {}", path.display()))
+}
+
+impl NodeCache {
+    /// Locks the folder, refuses file systems that cannot carry layers, removes left-overs.
+    pub fn open(folder: &Path, reserve_bytes: u64) -> Result<Self> {
+        create_folder(folder)?;
+        let what = format!("the node cache {}", folder.display());
+        let lock = lock_file(&folder.join(LOCK), &what)?;
+        space::check_file_system(folder)?;
+        let cache =
+            Self { folder: folder.to_owned(), space: Space::new(folder, reserve_bytes), _lock: lock };
+        for name in cache.names()? {
+            if name.starts_with(ARRIVING) || name.starts_with(LEAVING) {
+                let path = folder.join(&name);
+                std::fs::remove_dir_all(&path).context(|| format!("remove {}", path.display()))?;
+            }
+        }
+        Ok(cache)
+    }
+
+    /// How much room the disk has.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let name = || format!("list {}", self.folder.display());
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.folder).context(name)? {
+            if let Ok(name) = entry.context(name)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// The layers that have a folder, the least recently used first.
+    pub fn layers(&self) -> Result<Vec<LayerId>> {
+        let mut found: Vec<(i64, LayerId)> = Vec::new();
+        for name in self.names()? {
+            let Ok(id) = name.parse::<LayerId>() else { continue };
+            // A folder that vanishes meanwhile is simply not listed.
+            if let Ok(metadata) = std::fs::metadata(self.folder.join(&name)) {
+                found.push((metadata.mtime(), id));
+            }
+        }
+        found.sort();
+        Ok(found.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// Where a layer's folder is or would be.
+    pub fn folder_of(&self, id: &LayerId) -> PathBuf {
+        self.folder.join(id.to_string())
+    }
+
+    /// Opens a layer, fetching its metadata first when the node does not have it.
+    ///
+    /// `quiet_data` is the data file's descriptor from a keeper, for a file that is marked.
+    pub fn open_layer(
+        &self,
+        id: &LayerId,
+        store: &Store,
+        quiet_data: Option<OwnedFd>,
+    ) -> Result<CachedLayer> {
+        let folder = self.folder_of(id);
+        // A file that is served must never be replaced under its readers.
+        let served = quiet_data.is_some();
+        match std::fs::metadata(&folder) {
+            Ok(_) => match self.open_folder(id, &folder, quiet_data) {
+                Err(error) if error.kind() == ErrorKind::Corrupt && !served => {
+                    // Written, but lost by a power cut: the store has it.
+                    tracing::warn!(layer = %id, error = %error.chain(), "discard a cached layer");
+                    self.remove(id)?;
+                    self.bring(id, store)?;
+                    self.open_folder(id, &folder, None)
+                }
+                other => other,
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !served => {
+                self.bring(id, store)?;
+                self.open_folder(id, &folder, None)
+            }
+            Err(error) => Err(Error::io(format!("stat {}", folder.display()), error)),
+        }
+    }
+
+    fn open_folder(
+        &self,
+        id: &LayerId,
+        folder: &Path,
+        quiet_data: Option<OwnedFd>,
+    ) -> Result<CachedLayer> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            std::fs::read(&path).map_err(|error| {
+                let missing = error.kind() == std::io::ErrorKind::NotFound;
+                let error = Error::io(format!("read {}", path.display()), error);
+                // A part that is missing is damage of the folder, not an unknown layer.
+                if missing { Error::corrupt("incomplete cache folder").with_source(error) } else { error }
+            })
+        };
+        let manifest = Manifest::decode(&read(MANIFEST)?)?;
+        let table = ChunkTable::decode(&read(CHUNKS)?)?;
+        if manifest.id() != *id || table.digest() != manifest.chunk_table_digest {
+            return Err(Error::corrupt(format!("cached metadata of layer {id}")));
+        }
+        let path = folder.join(DATA);
+        let data = match quiet_data {
+            Some(fd) => File::from(fd),
+            None => OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .context(|| format!("open {}", path.display()))?,
+        };
+        let length = data.metadata().context(|| format!("stat {}", path.display()))?.len();
+        if length != table.data_bytes() {
+            return Err(Error::corrupt(format!("data of layer {id} has {length} bytes")));
+        }
+        let present = self.open_presence(id, folder, &table)?;
+        if present.is_none() {
+            verify_file(&folder.join(METADATA), &manifest.metadata_digest)?;
+        }
+        let folder = folder.to_owned();
+        CachedLayer::new(Parts { id: *id, folder, manifest, table, data, present })
+    }
+
+    fn open_presence(
+        &self,
+        id: &LayerId,
+        folder: &Path,
+        table: &ChunkTable,
+    ) -> Result<Option<(Presence, File)>> {
+        let path = folder.join(PRESENT);
+        let name = || format!("read {}", path.display());
+        let mut file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(name(), error)),
+        };
+        let chunks = table.len() as u32;
+        let mut bytes = Vec::new();
+        let longest = Presence::file_bytes(chunks) as u64 + 1;
+        std::io::Read::by_ref(&mut file).take(longest).read_to_end(&mut bytes).context(name)?;
+        Ok(Some((Presence::decode(*id, chunks, &bytes), file)))
+    }
+
+    /// Copies manifest, chunk table and metadata image from the store, each verified, and makes the
+    /// empty data file of its final size.
+    fn bring(&self, id: &LayerId, store: &Store) -> Result<()> {
+        let arriving = self.folder.join(format!("{ARRIVING}{id}"));
+        match std::fs::remove_dir_all(&arriving) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("remove {}", arriving.display()), error));
+            }
+            _ => {}
+        }
+        create_folder(&arriving)?;
+        let brought = self.bring_into(id, store, &arriving).and_then(|()| {
+            let folder = self.folder_of(id);
+            std::fs::rename(&arriving, &folder).context(|| format!("name {}", folder.display()))
+        });
+        if brought.is_err() {
+            // Best effort: what stays is removed by the next start.
+            let _ = std::fs::remove_dir_all(&arriving);
+        }
+        brought.map_err(|error| error.context(format!("bring layer {id} to this node")))
+    }
+
+    fn bring_into(&self, id: &LayerId, store: &Store, folder: &Path) -> Result<()> {
+        self.space.check(0)?;
+        let mut header = [0; HEADER_BYTES];
+        store.read_layer_part(id, 0, &mut header)?;
+        let layout = Layout::decode(&header)?;
+        let manifest = read_part(store, id, &layout.manifest)?;
+        let decoded = Manifest::decode(&manifest)?;
+        if decoded.id() != *id {
+            return Err(Error::corrupt(format!("layer file {id} holds layer {}", decoded.id())));
+        }
+        let chunks = read_part(store, id, &layout.chunk_table)?;
+        let table = ChunkTable::decode(&chunks)?;
+        if table.digest() != decoded.chunk_table_digest {
+            return Err(Error::corrupt(format!("chunk table of layer {id}")));
+        }
+        copy_part(store, id, &layout.metadata, &folder.join(METADATA), &decoded.metadata_digest)?;
+        for (name, bytes) in [(MANIFEST, manifest), (CHUNKS, chunks)] {
+            let path = folder.join(name);
+            create_file(&path)?.write_all(&bytes).context(|| format!("write {}", path.display()))?;
+        }
+        // INVARIANT: the final size before anything is mounted; the kernel fills short reads with zeros.
+        let data = folder.join(DATA);
+        create_file(&data)?
+            .set_len(table.data_bytes())
+            .context(|| format!("size {}", data.display()))
+    }
+
+    /// Notes that the layer was used now, for eviction.
+    pub fn touch(&self, id: &LayerId) {
+        let touched = File::open(self.folder_of(id))
+            .and_then(|folder| folder.set_modified(std::time::SystemTime::now()));
+        if let Err(error) = touched {
+            tracing::debug!(%error, layer = %id, "touch");
+        }
+    }
+
+    /// Drops a layer that nothing serves. Answers the bytes that this freed.
+    pub fn remove(&self, id: &LayerId) -> Result<u64> {
+        let folder = self.folder_of(id);
+        let leaving = self.folder.join(format!("{LEAVING}{id}"));
+        let freed = allocated_bytes(&folder);
+        let name = || format!("remove {}", folder.display());
+        std::fs::rename(&folder, &leaving).context(name)?;
+        std::fs::remove_dir_all(&leaving).context(name)?;
+        self.space.forget();
+        Ok(freed)
+    }
+
+    /// Bytes that all layers occupy on disk.
+    pub fn allocated_bytes(&self) -> Result<u64> {
+        Ok(self.layers()?.iter().map(|id| allocated_bytes(&self.folder_of(id))).sum())
+    }
+}
+
+fn allocated_bytes(folder: &Path) -> u64 {
+    let parts = [MANIFEST, CHUNKS, METADATA, DATA, PRESENT];
+    let blocks = parts.iter().filter_map(|part| std::fs::metadata(folder.join(part)).ok());
+    blocks.map(|metadata| metadata.blocks() * 512).sum()
+}
+
+fn read_part(store: &Store, id: &LayerId, part: &Range<u64>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; (part.end - part.start) as usize];
+    store.read_layer_part(id, part.start, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn copy_part(
+    store: &Store,
+    id: &LayerId,
+    part: &Range<u64>,
+    to: &Path,
+    digest: &Digest,
+) -> Result<()> {
+    let name = || format!("write {}", to.display());
+    let mut file = create_file(to)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = part.start;
+    while at < part.end {
+        let length = (part.end - at).min(COPY_BYTES as u64) as usize;
+        store.read_layer_part(id, at, &mut buffer[..length])?;
+        hasher.update(&buffer[..length]);
+        file.write_all(&buffer[..length]).context(name)?;
+        at += length as u64;
+    }
+    if hasher.finalize().as_bytes() != digest.as_bytes() {
+        return Err(Error::corrupt(format!("metadata image of layer {id}")));
+    }
+    Ok(())
+}
+
+fn verify_file(path: &Path, digest: &Digest) -> Result<()> {
+    let name = || format!("read {}", path.display());
+    let mut hasher = blake3::Hasher::new();
+    let mut file = File::open(path).context(name)?;
+    let mut buffer = vec![0; COPY_BYTES];
+    loop {
+        let length = file.read(&mut buffer).context(name)?;
+        if length == 0 {
+            break;
+        }
+        hasher.update(&buffer[..length]);
+    }
+    if hasher.finalize().as_bytes() != digest.as_bytes() {
+        return Err(Error::corrupt(format!("digest of {}", path.display())));
+    }
+    Ok(())
+}

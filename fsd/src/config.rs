@@ -1,0 +1,136 @@
+//! What fsd is told at start, and where its files are.
+//!
+//! Paths below the data directory are the seam to the other daemons and to a later fsd, so they are
+//! named here and nowhere else.
+
+use layer::{Error, LayerId, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How many keepers hold the group beside fsd. Any one of them suffices for a takeover.
+pub const KEEPERS: usize = 2;
+
+/// Settings of one fsd process.
+#[derive(Debug, Clone)]
+pub struct FsdConfig {
+    /// The node's data directory.
+    pub data_dir: PathBuf,
+    /// Where layers and packs are read from, as `store::open` takes it.
+    pub store_url: String,
+    /// Program and arguments that start a keeper; `--data DIR --index N` is appended.
+    pub keeper_command: Vec<OsString>,
+    /// The plane of an attach that names none.
+    pub plane: PlaneChoice,
+    /// How long a reader waits for its bytes before it gets an error.
+    pub deadline: Duration,
+    /// Threads that read from the store, verify and decompress.
+    pub fill_threads: usize,
+    /// Threads that take events from the kernel.
+    pub event_threads: usize,
+    /// Free bytes of the cache disk below which nothing is filled.
+    pub cache_reserve_bytes: u64,
+    /// How often filled data is written back and made durable.
+    pub sync_interval: Duration,
+    /// Readahead of mounted layers in bytes; the kernel's default when absent.
+    pub readahead_bytes: Option<u64>,
+}
+
+/// Which plane serves a layer when the attach leaves it open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlaneChoice {
+    /// The best that this host can do.
+    #[default]
+    Auto,
+    /// `erofs-fanotify` or an error.
+    ErofsFanotify,
+    /// `erofs-fuse` or an error.
+    ErofsFuse,
+}
+
+impl FsdConfig {
+    /// Defaults for a data directory and a store; keepers are this program's `keeper` subcommand.
+    pub fn new(data_dir: impl Into<PathBuf>, store_url: impl Into<String>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            store_url: store_url.into(),
+            keeper_command: vec!["/proc/self/exe".into(), "keeper".into()],
+            plane: PlaneChoice::Auto,
+            deadline: Duration::from_secs(30),
+            fill_threads: 8,
+            event_threads: 4,
+            cache_reserve_bytes: 64 << 20,
+            sync_interval: Duration::from_millis(1000),
+            readahead_bytes: None,
+        }
+    }
+
+    /// The paths of this data directory. `Invalid` for one that is not absolute.
+    pub fn paths(&self) -> Result<Paths> {
+        Paths::new(&self.data_dir)
+    }
+}
+
+/// The files of a data directory that fsd and its keepers share with others.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// `<data>/cache`: the node cache.
+    pub cache: PathBuf,
+    /// `<data>/run`: sockets, locks and mount points.
+    pub run: PathBuf,
+}
+
+impl Paths {
+    /// Paths below `data`, which must be absolute: the kernel and other processes resolve them too.
+    pub fn new(data: &Path) -> Result<Self> {
+        if !data.is_absolute() {
+            return Err(Error::invalid(format!("data directory {} is relative", data.display())));
+        }
+        Ok(Self { cache: data.join("cache"), run: data.join("run") })
+    }
+
+    /// Socket of the `LayerFs` service.
+    pub fn socket(&self) -> PathBuf {
+        self.run.join("fsd.sock")
+    }
+
+    /// Locked by the one fsd of this data directory; holds its pid.
+    pub fn lock(&self) -> PathBuf {
+        self.run.join("fsd.lock")
+    }
+
+    /// Socket of the node process, for imaged.
+    pub fn node_socket(&self) -> PathBuf {
+        self.run.join("node.sock")
+    }
+
+    /// Socket of one keeper.
+    pub fn keeper_socket(&self, index: usize) -> PathBuf {
+        self.run.join(format!("keeper-{index}.sock"))
+    }
+
+    /// Locked by one keeper; holds its pid.
+    pub fn keeper_lock(&self, index: usize) -> PathBuf {
+        self.run.join(format!("keeper-{index}.lock"))
+    }
+
+    /// Where layers are mounted.
+    pub fn mounts(&self) -> PathBuf {
+        self.run.join("layers")
+    }
+
+    /// Mount point of one layer.
+    pub fn mount(&self, layer: &LayerId) -> PathBuf {
+        self.mounts().join(layer.to_string())
+    }
+
+    /// Who holds which layer: one folder a layer, one empty file a holder.
+    pub fn holders(&self) -> PathBuf {
+        self.run.join("holders")
+    }
+
+    /// Mount point of the FUSE file system that carries data files.
+    pub fn fuse(&self) -> PathBuf {
+        self.run.join("fuse")
+    }
+}

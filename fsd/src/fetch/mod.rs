@@ -1,0 +1,293 @@
+//! The one fetch engine under all planes: `ensure` that chunks are in a layer's data file.
+//!
+//! A request starts a flight for every chunk that is neither there nor on its way, joins the others,
+//! and is told once when all are there or one cannot come. Fill threads take queued chunks with their
+//! neighbours in the pack, read them in one go, decode and verify each, write it, and tell.
+//!
+//! Failures: a wrong digest is read again from the store once, then looked for elsewhere; a pack that
+//! is gone is looked for elsewhere; a store that cannot be reached and a disk without room are tried
+//! again, with growing pauses, until the deadline of those who wait. A deadline passes even while a
+//! read hangs.
+//!
+//! Locking: see the parts. Threads hold no lock while they read, decode, write or tell.
+
+mod flights;
+mod queue;
+mod source;
+mod timer;
+mod waiter;
+mod worker;
+
+pub use source::{Locator, Source, StoreCounters};
+pub use waiter::{Class, Done, Failure};
+
+use crate::cache::{CachedLayer, Space};
+use flights::Flights;
+use layer::{Context, Result};
+use queue::Queue;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use timer::Timer;
+use waiter::Waiter;
+
+/// Chunks that one `complete` has in flight at once.
+const COMPLETE_WINDOW: usize = 64;
+/// How long a background chunk may take before `complete` gives up.
+const BACKGROUND_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Where room can be made when the cache disk is full.
+pub trait MakeRoom: Send + Sync {
+    /// Drops something that nobody uses; false when there is nothing to drop.
+    fn make_room(&self) -> bool;
+}
+
+/// Settings of the engine.
+#[derive(Debug, Clone)]
+pub struct FetchSettings {
+    /// How long a demand may wait.
+    pub deadline: Duration,
+    /// Threads that read and decode.
+    pub threads: usize,
+}
+
+/// What the engine did since it was made.
+#[derive(Debug, Default)]
+pub struct FetchCounters {
+    /// Chunks filled.
+    pub fills: AtomicU64,
+    /// Plain bytes filled.
+    pub filled_bytes: AtomicU64,
+    /// Chunks whose bytes did not have their digest.
+    pub verify_failures: AtomicU64,
+}
+
+/// A cached layer with what it takes to fetch its chunks.
+#[derive(Debug)]
+pub struct FetchLayer {
+    cached: Arc<CachedLayer>,
+    source: Source,
+    flights: Flights,
+    fills: AtomicU64,
+}
+
+impl FetchLayer {
+    /// Nothing is on its way yet.
+    pub fn new(cached: Arc<CachedLayer>, source: Source) -> Arc<Self> {
+        let (flights, fills) = (Flights::default(), AtomicU64::new(0));
+        Arc::new(Self { cached, source, flights, fills })
+    }
+
+    /// The layer in the cache.
+    pub fn cached(&self) -> &Arc<CachedLayer> {
+        &self.cached
+    }
+
+    fn flights(&self) -> &Flights {
+        &self.flights
+    }
+
+    /// Chunks filled since this value was made.
+    pub fn fills(&self) -> u64 {
+        self.fills.load(Ordering::Relaxed)
+    }
+
+    /// Whether no chunk is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+}
+
+/// How a request was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Met {
+    /// It waits only for chunks that it asked for itself.
+    Started,
+    /// It waits also for what others asked for.
+    Joined,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: FetchSettings,
+    queue: Queue,
+    timer: Timer,
+    counters: FetchCounters,
+    space: SpaceGuard,
+}
+
+/// The disk's room and who can make more of it.
+struct SpaceGuard {
+    space: Space,
+    make_room: Mutex<Option<Arc<dyn MakeRoom>>>,
+}
+
+impl std::fmt::Debug for SpaceGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.space.fmt(f)
+    }
+}
+
+impl SpaceGuard {
+    /// `NoSpace` when the disk has no room for this and none can be made.
+    fn check(&self, bytes: u64) -> Result<()> {
+        let Err(full) = self.space.check(bytes) else { return Ok(()) };
+        let make_room =
+            self.make_room.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
+        while make_room.as_ref().is_some_and(|make_room| make_room.make_room()) {
+            self.space.forget();
+            if self.space.check(bytes).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(full)
+    }
+}
+
+/// The engine: a handle; clones share it.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// Starts the threads.
+    pub fn start(settings: FetchSettings, space: Space) -> Result<Self> {
+        let threads = settings.threads.max(1);
+        let inner = Arc::new(Inner {
+            queue: Queue::new((threads / 2).max(1)),
+            timer: Timer::default(),
+            counters: FetchCounters::default(),
+            space: SpaceGuard { space, make_room: Mutex::new(None) },
+            settings,
+        });
+        for index in 0..threads {
+            let inner = Arc::clone(&inner);
+            spawn(&format!("fill-{index}"), move || worker::run(&inner))?;
+        }
+        let timing = Arc::clone(&inner);
+        spawn("fill-timer", move || worker::run_timer(&timing))?;
+        Ok(Self { inner })
+    }
+
+    /// Who is asked to make room when the disk is full.
+    pub fn set_make_room(&self, make_room: Arc<dyn MakeRoom>) {
+        *self.inner.space.make_room.lock().unwrap_or_else(PoisonError::into_inner) = Some(make_room);
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> &FetchCounters {
+        &self.inner.counters
+    }
+
+    /// Calls `done` once these chunks are in the data file, or with the reason why not.
+    pub fn request(
+        &self,
+        layer: &Arc<FetchLayer>,
+        chunks: Range<usize>,
+        class: Class,
+        done: Done,
+    ) -> Met {
+        let deadline = match class {
+            Class::Demand => self.inner.settings.deadline,
+            Class::Prefetch | Class::Background => BACKGROUND_DEADLINE,
+        };
+        self.request_within(layer, chunks, class, deadline, true, done)
+    }
+
+    /// As a demand [`Engine::request`], and the calling thread does the first read itself. For a
+    /// thread that has nothing else to do: it saves waking another one.
+    pub fn request_and_fill(
+        &self,
+        layer: &Arc<FetchLayer>,
+        chunks: Range<usize>,
+        done: Done,
+    ) -> Met {
+        let deadline = self.inner.settings.deadline;
+        let met = self.request_within(layer, chunks, Class::Demand, deadline, false, done);
+        worker::fill_one_demand(&self.inner);
+        met
+    }
+
+    fn request_within(
+        &self,
+        layer: &Arc<FetchLayer>,
+        chunks: Range<usize>,
+        class: Class,
+        deadline: Duration,
+        wake: bool,
+        done: Done,
+    ) -> Met {
+        let waiter = Waiter::new(Instant::now() + deadline, done);
+        let asked =
+            layer.flights.request(chunks, class, &waiter, |chunk| layer.cached.has(chunk));
+        self.inner.queue.push(layer, &asked.fresh, class, wake);
+        // The guard goes last, so that the waiter is not told before every chunk was added.
+        waiter.arrived();
+        if !waiter.is_over() {
+            self.inner.timer.watch(waiter);
+        }
+        if asked.joined { Met::Joined } else { Met::Started }
+    }
+
+    /// As [`Engine::request`] of demand, and waits.
+    pub fn ensure(&self, layer: &Arc<FetchLayer>, chunks: Range<usize>) -> Result<(), Failure> {
+        self.ensure_as(layer, chunks, Class::Demand)
+    }
+
+    fn ensure_as(
+        &self,
+        layer: &Arc<FetchLayer>,
+        chunks: Range<usize>,
+        class: Class,
+    ) -> Result<(), Failure> {
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let done = Box::new(move |result| {
+            // The other end waits below and goes away only with the answer.
+            let _ = tell.send(result);
+        });
+        self.request(layer, chunks, class, done);
+        told.recv().unwrap_or_else(|_| {
+            Err(layer::Error::new(layer::ErrorKind::Internal, "a fill was forgotten").into())
+        })
+    }
+
+    /// Loads a whole layer behind all demand, a window at a time. Answers the plain bytes filled.
+    pub fn complete(&self, layer: &Arc<FetchLayer>) -> Result<u64> {
+        let before = layer.cached.filled_bytes();
+        let chunks = layer.cached.table().len();
+        for start in (0..chunks).step_by(COMPLETE_WINDOW) {
+            let window = start..(start + COMPLETE_WINDOW).min(chunks);
+            if layer.cached.has_all(window.clone()) {
+                continue;
+            }
+            self.ensure_as(layer, window, Class::Background)
+                .map_err(|failure| failure.to_error())
+                .context(|| format!("complete layer {}", layer.cached.id()))?;
+        }
+        Ok(layer.cached.filled_bytes() - before)
+    }
+
+    /// Reads and verifies one chunk without keeping it: for planes that answer reads themselves while
+    /// the disk is full.
+    pub fn read_uncached(&self, layer: &Arc<FetchLayer>, chunk: usize) -> Result<Vec<u8>> {
+        worker::read_uncached(&self.inner, layer, chunk)
+    }
+
+    /// Lets the threads end once they are idle.
+    pub fn close(&self) {
+        self.inner.queue.close();
+        self.inner.timer.close();
+    }
+}
+
+/// Starts a named thread.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(512 << 10)
+        .spawn(body)
+        .map(|_| ())
+        .context(|| format!("start thread {name}"))
+}

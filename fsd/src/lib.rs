@@ -1,0 +1,59 @@
+//! fsd: gives layers to kernels and fetches their blocks when somebody touches them.
+//!
+//! [`run`] is the daemon; [`keeper::run`] is the small process beside it that keeps readers waiting
+//! while no fsd lives. Code map: [`FsdConfig`] and paths in `config`; `cache` (the node cache),
+//! `fetch` (one engine under all planes), `planes`, `journal` and `takeover` (what survives a
+//! `kill -9` with readers blocked), `attach` and `reconcile` (who holds what), `service`.
+#![forbid(unsafe_code)]
+
+mod attach;
+mod cache;
+mod config;
+mod fetch;
+mod holders;
+mod journal;
+pub mod keeper;
+mod locate;
+mod node;
+mod planes;
+mod reconcile;
+mod served;
+mod service;
+mod stats;
+mod takeover;
+
+pub use config::{FsdConfig, KEEPERS, Paths, PlaneChoice};
+pub use journal::count_unanswered;
+pub(crate) use node::raise_descriptor_limit;
+
+use layer::{Error, ErrorKind, Result};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Runs the daemon until `shutdown` resolves or a `Drain` ends it.
+///
+/// After a return the process should end: threads may still take events, which the next fsd takes
+/// over. Mounts stay, and so do the keepers, unless it was drained.
+pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
+    let paths = config.paths()?;
+    let locator = Arc::new(locate::NodeLocator::new(&paths.node_socket()));
+    let started = tokio::task::spawn_blocking(move || node::Node::start(&config, locator));
+    let node = started.await.map_err(|error| {
+        Error::new(ErrorKind::Internal, "the start of fsd died").with_source(error)
+    })??;
+    let drained = Arc::new(Notify::new());
+    let service = service::Service::new(Arc::clone(&node), Arc::clone(&drained));
+    tracing::info!(socket = %paths.socket().display(), "fsd serves");
+    let ended = async {
+        tokio::select! {
+            () = shutdown => {}
+            () = drained.notified() => {}
+        }
+    };
+    proto::connect::serve_unix(&paths.socket(), service.routes(), ended).await?;
+    let flush = tokio::task::spawn_blocking(move || node.attachments.upkeep());
+    flush.await.map_err(|error| {
+        Error::new(ErrorKind::Internal, "the last flush died").with_source(error)
+    })
+}

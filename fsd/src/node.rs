@@ -1,0 +1,199 @@
+//! Putting fsd together: what is started in which order, and what a former fsd left is taken over.
+//!
+//! ```text
+//! locks -> keepers found -> group and journal (theirs or new) -> engine -> reconcile -> keepers hold
+//!       -> takeover answers what is owed -> event threads -> service
+//! ```
+//! Stopping is the same as dying: threads simply end with the process, and the next fsd takes over.
+
+use crate::attach::{AttachmentParts, Attachments};
+use crate::cache::{NodeCache, create_folder, lock_file};
+use crate::config::{FsdConfig, PlaneChoice};
+use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
+use crate::journal::{Journal, Outstanding};
+use crate::keeper::{Inheritance, Keepers};
+use crate::planes::erofs_fanotify::ErofsFanotify;
+use crate::planes::erofs_fanotify::events::{EventCounters, Events};
+use crate::planes::{Plane, PlaneKind};
+use crate::served::Registry;
+use crate::{reconcile, takeover};
+use layer::{Context, LayerId, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use store::Store;
+use sys::fanotify::Group;
+
+/// Event numbers are below this, whatever the host would allow: a successor answers each of them.
+const MAX_NUMBERS: u64 = 65_536;
+
+/// A running fsd.
+pub struct Node {
+    /// What is served for whom.
+    pub attachments: Arc<Attachments>,
+    /// The keepers; absent without fanotify.
+    pub keepers: Option<Arc<Keepers>>,
+    /// What the event threads did.
+    pub event_counters: Arc<EventCounters>,
+    _lock: File,
+}
+
+/// Raises the soft limit of descriptors; answers it.
+pub fn raise_descriptor_limit() -> Result<u32> {
+    let name = || "raise the descriptor limit".to_owned();
+    let resource = sys::process::Resource::Descriptors;
+    let (_, hard) = sys::process::limit_of(resource).context(name)?;
+    let soft = hard.min(MAX_NUMBERS);
+    sys::process::set_limit(resource, soft, hard).context(name)?;
+    Ok(soft as u32)
+}
+
+/// The group, its journal, and what a dead fsd owed under it.
+struct Notification {
+    group: Group,
+    journal: Arc<Journal>,
+    inherited: Option<(Vec<Outstanding>, BTreeMap<LayerId, OwnedFd>)>,
+}
+
+impl Notification {
+    fn open(inheritance: Option<Inheritance>) -> Result<Self> {
+        match inheritance {
+            Some(Inheritance { group, journal, files }) => {
+                let (journal, owed) = Journal::adopt(journal)?;
+                let inherited = Some((owed, files));
+                Ok(Self { group: Group::from_fd(group), journal, inherited })
+            }
+            None => {
+                let group = Group::new().context(|| "make a fanotify group".to_owned())?;
+                Ok(Self { group, journal: Journal::create()?, inherited: None })
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Starts everything but the service. Blocks.
+    pub fn start(config: &FsdConfig, locator: Arc<dyn Locator>) -> Result<Arc<Self>> {
+        let paths = config.paths()?;
+        create_folder(&paths.run)?;
+        let lock = lock_file(&paths.lock(), &format!("data directory {}", config.data_dir.display()))?;
+        let limit = raise_descriptor_limit()?;
+        let cache = NodeCache::open(&paths.cache, config.cache_reserve_bytes)?;
+        let store = Arc::new(Store::open(store::open(&config.store_url)?)?);
+        let settings = FetchSettings { deadline: config.deadline, threads: config.fill_threads };
+        let engine = Engine::start(settings, cache.space().clone())?;
+        let (keepers, inheritance) = Keepers::find(config)?;
+        let registry = Arc::new(Registry::default());
+        let event_counters = Arc::new(EventCounters::default());
+        let notification = match Notification::open(inheritance) {
+            Ok(notification) => Some(notification),
+            Err(error) if config.plane != PlaneChoice::ErofsFanotify => {
+                tracing::warn!(error = %error.chain(), "no plane erofs-fanotify");
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let fanotify = notification.as_ref().map(|notification| {
+            let group = notification.group.clone();
+            let plane = ErofsFanotify::new(group, Arc::clone(&keepers), Arc::clone(&registry));
+            Arc::new(plane) as Arc<dyn Plane>
+        });
+        let attachments = Attachments::new(AttachmentParts {
+            planes: planes(config, fanotify.as_ref()),
+            paths,
+            cache,
+            store,
+            locator,
+            store_counters: Arc::new(StoreCounters::default()),
+            engine: engine.clone(),
+            readahead_bytes: config.readahead_bytes,
+        })?;
+        engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
+        let node = Arc::new(Self {
+            attachments,
+            keepers: fanotify.is_some().then(|| Arc::clone(&keepers)),
+            event_counters,
+            _lock: lock,
+        });
+        if let (Some(notification), Some(plane)) = (notification, fanotify) {
+            node.begin(config, notification, &plane, &registry, &keepers, limit)?;
+        }
+        node.start_upkeep(config)?;
+        Ok(node)
+    }
+
+    /// Takes over what was left, then lets events in.
+    fn begin(
+        &self,
+        config: &FsdConfig,
+        notification: Notification,
+        plane: &Arc<dyn Plane>,
+        registry: &Arc<Registry>,
+        keepers: &Arc<Keepers>,
+        limit: u32,
+    ) -> Result<()> {
+        let Notification { group, journal, inherited } = notification;
+        let engine = &self.attachments.parts().engine;
+        let (owed, files) = inherited.map_or((None, BTreeMap::new()), |(owed, files)| {
+            (Some(owed), files)
+        });
+        let known: BTreeSet<LayerId> = files.keys().copied().collect();
+        reconcile::reconcile(&self.attachments, plane, registry, files)?;
+        let marked = registry.marked();
+        let held = marked
+            .iter()
+            .map(|layer| (layer.id(), layer.fetch().cached().quiet_data()))
+            .collect::<BTreeMap<_, _>>();
+        keepers.hold(std::os::fd::AsFd::as_fd(&group), journal.descriptor(), &held)?;
+        for id in known.iter().filter(|id| !held.contains_key(*id)) {
+            keepers.forget(id);
+        }
+        if let Some(owed) = owed {
+            takeover::recover(&group, &journal, owed, registry, engine, &self.event_counters)?;
+        }
+        // INVARIANT: the bound is in the journal before the first number below it is given out.
+        journal.note_numbers(limit)?;
+        Events::start(
+            group,
+            journal,
+            Arc::clone(registry),
+            engine.clone(),
+            Arc::clone(&self.event_counters),
+            config.event_threads,
+        )
+    }
+
+    fn start_upkeep(&self, config: &FsdConfig) -> Result<()> {
+        let (attachments, interval) = (Arc::clone(&self.attachments), config.sync_interval);
+        spawn("upkeep", move || {
+            loop {
+                std::thread::sleep(interval);
+                attachments.upkeep();
+            }
+        })
+    }
+}
+
+/// The planes that this host can do and the configuration allows, the best first.
+fn planes(config: &FsdConfig, fanotify: Option<&Arc<dyn Plane>>) -> Vec<Arc<dyn Plane>> {
+    let mut planes: Vec<Arc<dyn Plane>> = fanotify.into_iter().map(Arc::clone).collect();
+    planes.retain(|plane| match config.plane {
+        PlaneChoice::Auto => true,
+        PlaneChoice::ErofsFanotify => plane.kind() == PlaneKind::ErofsFanotify,
+        PlaneChoice::ErofsFuse => plane.kind() == PlaneKind::ErofsFuse,
+    });
+    planes
+}
+
+impl Node {
+    /// Unmounts everything and lets the keepers go.
+    pub fn drain(&self, force: bool) -> Result<()> {
+        self.attachments.drain(force)?;
+        if let Some(keepers) = &self.keepers {
+            // INVARIANT: nothing is mounted any more, so nobody can read zeros through a closed group.
+            keepers.leave();
+        }
+        Ok(())
+    }
+}

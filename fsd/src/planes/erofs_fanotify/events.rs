@@ -1,0 +1,162 @@
+//! The event threads: take one event, answer it at once when its range is there, else let the engine
+//! answer it.
+//!
+//! A thread that has a miss reads the first part itself while another thread keeps taking events; so
+//! a lone cold read wakes nobody, and hits never wait behind a fetch.
+//!
+//! Locking: none. Every event is owned by exactly one closure or thread until it is answered; its
+//! journal slot goes with it.
+
+use crate::fetch::{Engine, Failure, Met, spawn};
+use crate::journal::{FileKey, Journal, Slot};
+use crate::served::{Registry, ServedLayer};
+use layer::Result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use sys::fanotify::{Denial, Event, Group, Taken};
+
+/// Pause after the group could not be read, so that a lasting error does not burn a core.
+const ERROR_PAUSE: Duration = Duration::from_millis(20);
+
+/// What the event threads did.
+#[derive(Debug, Default)]
+pub struct EventCounters {
+    /// Events answered.
+    pub events: AtomicU64,
+    /// Of them, with an error.
+    pub errors: AtomicU64,
+}
+
+/// What the event threads share.
+#[derive(Debug)]
+pub struct Events {
+    group: Group,
+    journal: Arc<Journal>,
+    registry: Arc<Registry>,
+    engine: Engine,
+    counters: Arc<EventCounters>,
+    reading: AtomicUsize,
+}
+
+impl Events {
+    /// Starts the threads. Only after a takeover has answered everything that was owed.
+    pub fn start(
+        group: Group,
+        journal: Arc<Journal>,
+        registry: Arc<Registry>,
+        engine: Engine,
+        counters: Arc<EventCounters>,
+        threads: usize,
+    ) -> Result<()> {
+        let reading = AtomicUsize::new(0);
+        let events = Arc::new(Self { group, journal, registry, engine, counters, reading });
+        for index in 0..threads.max(2) {
+            let events = Arc::clone(&events);
+            spawn(&format!("events-{index}"), move || events.run())?;
+        }
+        Ok(())
+    }
+
+    fn run(&self) {
+        loop {
+            if let Err(error) = self.take_one() {
+                tracing::error!(error = %error.chain(), "take an event");
+                std::thread::sleep(ERROR_PAUSE);
+            }
+        }
+    }
+
+    fn take_one(&self) -> Result<()> {
+        let slot = self.journal.take()?;
+        let record = slot.arm()?;
+        self.reading.fetch_add(1, Ordering::AcqRel);
+        let taken = self.group.read_into(record);
+        let others = self.reading.fetch_sub(1, Ordering::AcqRel) - 1;
+        match taken {
+            Ok(Taken::Event(event)) => self.serve(event, slot, others > 0),
+            Ok(Taken::Overflow) => tracing::error!("the event queue overflowed"),
+            Ok(Taken::Nothing) => {}
+            Err(error) => return Err(layer::Error::io("read the fanotify group", error)),
+        }
+        Ok(())
+    }
+
+    fn serve(&self, mut event: Event, slot: Slot, may_fill: bool) {
+        let named = file_key(&event).and_then(|key| slot.name_file(key).map(|()| key));
+        event.keep_until_answered(slot);
+        let found = named.map(|key| self.registry.find(key));
+        let layer = match found {
+            Ok(Some(layer)) => layer,
+            Ok(None) => {
+                tracing::error!(access = ?event.access(), "an event of an unknown file");
+                return self.deny(event, Denial::Io);
+            }
+            Err(error) => {
+                tracing::error!(error = %error.chain(), "identify the file of an event");
+                return self.deny(event, Denial::Io);
+            }
+        };
+        let (offset, count) = (event.offset(), event.count().max(1));
+        layer.note_asked(offset, count);
+        let cached = layer.fetch().cached();
+        let chunks = cached.table().covering(offset, count);
+        if cached.has_all(chunks.clone()) {
+            layer.hits.fetch_add(1, Ordering::Relaxed);
+            return allow(event, &self.counters);
+        }
+        let counters = Arc::clone(&self.counters);
+        let owner = Arc::clone(&layer);
+        let done = Box::new(move |result: Result<(), Failure>| match result {
+            Ok(()) => allow(event, &counters),
+            Err(failure) => refuse(event, &owner, &failure, &counters),
+        });
+        let met = if may_fill {
+            self.engine.request_and_fill(layer.fetch(), chunks, done)
+        } else {
+            self.engine.request(layer.fetch(), chunks, crate::fetch::Class::Demand, done)
+        };
+        if met == Met::Joined {
+            layer.waits.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn deny(&self, event: Event, denial: Denial) {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        self.counters.events.fetch_add(1, Ordering::Relaxed);
+        settle(event.deny(denial));
+    }
+}
+
+fn file_key(event: &Event) -> Result<FileKey> {
+    let found = rustix::fs::fstat(event.file())
+        .map_err(|error| layer::Error::io("stat the file of an event", error.into()))?;
+    Ok(FileKey { device: found.st_dev, inode: found.st_ino })
+}
+
+fn allow(event: Event, counters: &EventCounters) {
+    counters.events.fetch_add(1, Ordering::Relaxed);
+    settle(event.allow());
+}
+
+fn refuse(event: Event, layer: &ServedLayer, failure: &Failure, counters: &EventCounters) {
+    tracing::error!(
+        layer = %layer.id(),
+        offset = event.offset(),
+        count = event.count(),
+        pid = event.access().pid,
+        reason = %failure.chain(),
+        "a read was refused"
+    );
+    counters.errors.fetch_add(1, Ordering::Relaxed);
+    counters.events.fetch_add(1, Ordering::Relaxed);
+    settle(event.deny(Denial::from_errno(failure.kind().errno())));
+}
+
+fn settle(answered: std::io::Result<bool>) {
+    match answered {
+        Ok(true) => {}
+        Ok(false) => tracing::debug!("the reader of an event has gone"),
+        Err(error) => tracing::error!(%error, "answer an event"),
+    }
+}

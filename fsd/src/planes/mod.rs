@@ -1,0 +1,47 @@
+//! Planes: the ways of giving a layer to this node's kernel.
+//!
+//! Every plane is a folder of the same shape: `mod.rs` holds the type that mounts and releases,
+//! `events.rs` answers what the kernel asks. Fetching, caching and counting are not theirs.
+
+pub mod erofs_fanotify;
+pub mod mounting;
+
+use crate::served::ServedLayer;
+use layer::Result;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Which plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlaneKind {
+    /// EROFS on a sparse file that is filled on pre-content events.
+    ErofsFanotify,
+    /// EROFS on a FUSE file that fsd answers.
+    ErofsFuse,
+}
+
+impl PlaneKind {
+    /// The wire's name of it.
+    pub fn to_proto(self) -> proto::v1::Plane {
+        match self {
+            Self::ErofsFanotify => proto::v1::Plane::ErofsFanotify,
+            Self::ErofsFuse => proto::v1::Plane::ErofsFuse,
+        }
+    }
+}
+
+/// One way of giving a layer to the kernel.
+pub trait Plane: Send + Sync {
+    /// Which one.
+    fn kind(&self) -> PlaneKind;
+
+    /// Mounts the layer at an existing folder. A layer that this plane serves already (its former
+    /// mount lingers) is mounted once more.
+    fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()>;
+
+    /// Stops serving: no superblock of the layer exists any more.
+    fn release(&self, layer: &Arc<ServedLayer>) -> Result<()>;
+
+    /// The layer is complete and durable: from now on reads need nobody.
+    fn completed(&self, layer: &Arc<ServedLayer>) -> Result<()>;
+}

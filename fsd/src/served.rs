@@ -1,0 +1,157 @@
+//! A layer while it is served: what the event threads need to find and to count.
+//!
+//! Locking: the registry is read on every event and written on attach and release; counters are
+//! atomics; the asked ranges have their own mutex.
+
+use crate::fetch::FetchLayer;
+use crate::journal::FileKey;
+use layer::LayerId;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// One layer that a plane serves.
+#[derive(Debug)]
+pub struct ServedLayer {
+    fetch: Arc<FetchLayer>,
+    marked: AtomicBool,
+    asked: Mutex<Ranges>,
+    /// Reads that found everything present.
+    pub hits: AtomicU64,
+    /// Reads that joined what others had asked for.
+    pub waits: AtomicU64,
+}
+
+impl ServedLayer {
+    /// Nothing was asked yet.
+    pub fn new(fetch: Arc<FetchLayer>, marked: bool) -> Arc<Self> {
+        Arc::new(Self {
+            fetch,
+            marked: AtomicBool::new(marked),
+            asked: Mutex::default(),
+            hits: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+        })
+    }
+
+    /// The layer.
+    pub fn id(&self) -> LayerId {
+        self.fetch.cached().id()
+    }
+
+    /// How its chunks are fetched.
+    pub fn fetch(&self) -> &Arc<FetchLayer> {
+        &self.fetch
+    }
+
+    /// Whether the kernel asks before it reads the data file.
+    pub fn is_marked(&self) -> bool {
+        self.marked.load(Ordering::Acquire)
+    }
+
+    /// Notes that the mark was set or dropped.
+    pub fn set_marked(&self, marked: bool) {
+        self.marked.store(marked, Ordering::Release);
+    }
+
+    /// Notes a range that somebody reads.
+    pub fn note_asked(&self, offset: u64, bytes: u64) {
+        let end = offset.saturating_add(bytes).min(self.fetch.cached().table().data_bytes());
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).add(offset, end);
+    }
+
+    /// Bytes of the union of all ranges that were asked.
+    pub fn asked_bytes(&self) -> u64 {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+}
+
+/// A union of ranges: as many entries as there are gaps between what was asked.
+#[derive(Debug, Default)]
+struct Ranges {
+    ends: BTreeMap<u64, u64>,
+    bytes: u64,
+}
+
+impl Ranges {
+    fn add(&mut self, mut start: u64, mut end: u64) {
+        if start >= end {
+            return;
+        }
+        let before = self.ends.range(..=start).next_back().map(|(start, end)| (*start, *end));
+        if let Some((before_start, before_end)) = before
+            && before_end >= start
+        {
+            if before_end >= end {
+                return;
+            }
+            start = before_start;
+        }
+        while let Some((next_start, next_end)) =
+            self.ends.range(start..=end).next().map(|(start, end)| (*start, *end))
+        {
+            self.ends.remove(&next_start);
+            self.bytes -= next_end - next_start;
+            end = end.max(next_end);
+        }
+        self.ends.insert(start, end);
+        self.bytes += end - start;
+    }
+}
+
+/// All served layers by the file that their events name.
+#[derive(Debug, Default)]
+pub struct Registry {
+    layers: RwLock<HashMap<FileKey, Arc<ServedLayer>>>,
+}
+
+impl Registry {
+    /// From now on events of this layer's data file find it.
+    pub fn insert(&self, layer: &Arc<ServedLayer>) {
+        let key = layer.fetch.cached().key();
+        self.layers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, Arc::clone(layer));
+    }
+
+    /// Events of this file find nothing any more.
+    pub fn remove(&self, key: FileKey) {
+        self.layers.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    }
+
+    /// The layer whose data file this is.
+    pub fn find(&self, key: FileKey) -> Option<Arc<ServedLayer>> {
+        self.layers.read().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone)
+    }
+
+    /// All layers that the kernel asks for.
+    pub fn marked(&self) -> Vec<Arc<ServedLayer>> {
+        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+        layers.values().filter(|layer| layer.is_marked()).map(Arc::clone).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_united() {
+        let mut ranges = Ranges::default();
+        for (start, end, bytes) in [
+            (10, 20, 10),
+            (30, 40, 20),
+            (12, 15, 20),
+            (15, 35, 30),
+            (0, 5, 35),
+            (5, 10, 40),
+            (0, 100, 100),
+            (50, 50, 100),
+        ] {
+            ranges.add(start, end);
+            assert_eq!(ranges.bytes, bytes, "{start}..{end}");
+        }
+        assert_eq!(ranges.ends.len(), 1);
+    }
+}

@@ -1,0 +1,142 @@
+//! The `LayerFs` service: requests become calls of the attachments, on threads that may block.
+
+use crate::node::Node;
+use crate::planes::PlaneKind;
+use crate::stats;
+use layer::{Error, ErrorKind, LayerId, Result};
+use proto::status::to_status;
+use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
+use proto::v1::{
+    AttachRequest, AttachResponse, CompleteRequest, CompleteResponse, DetachRequest,
+    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, Plane, StatsRequest,
+    StatsResponse,
+};
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+/// The service over a running node.
+#[derive(Clone)]
+pub struct Service {
+    node: Arc<Node>,
+    drained: Arc<Notify>,
+}
+
+impl Service {
+    /// `drained` is told when the process may end.
+    pub fn new(node: Arc<Node>, drained: Arc<Notify>) -> Self {
+        Self { node, drained }
+    }
+
+    /// The routes to serve.
+    pub fn routes(&self) -> Routes {
+        Routes::new(LayerFsServer::new(self.clone()))
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Node) -> Result<T> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let node = Arc::clone(&self.node);
+        match tokio::task::spawn_blocking(move || work(&node)).await {
+            Ok(Ok(value)) => Ok(Response::new(value)),
+            Ok(Err(error)) => Err(to_status(error)),
+            Err(error) => {
+                let error = Error::new(ErrorKind::Internal, "a request died").with_source(error);
+                Err(to_status(error))
+            }
+        }
+    }
+}
+
+fn layer_of(bytes: &[u8]) -> Result<LayerId, Status> {
+    LayerId::from_slice(bytes).map_err(to_status)
+}
+
+fn plane_of(number: i32) -> Result<Option<PlaneKind>, Status> {
+    match Plane::try_from(number) {
+        Ok(Plane::Auto) => Ok(None),
+        Ok(Plane::ErofsFanotify) => Ok(Some(PlaneKind::ErofsFanotify)),
+        Ok(Plane::ErofsFuse) => Ok(Some(PlaneKind::ErofsFuse)),
+        Err(_) => Err(to_status(Error::invalid(format!("plane number {number}")))),
+    }
+}
+
+#[tonic::async_trait]
+impl LayerFs for Service {
+    async fn attach(
+        &self,
+        request: Request<AttachRequest>,
+    ) -> Result<Response<AttachResponse>, Status> {
+        let AttachRequest { layer_id, holder, plane } = request.into_inner();
+        let (layer, plane) = (layer_of(&layer_id)?, plane_of(plane)?);
+        self.blocking(move |node| {
+            let attached = node.attachments.attach(&layer, &holder, plane)?;
+            Ok(AttachResponse {
+                mount_path: attached.mount_path.to_string_lossy().into_owned(),
+                plane: attached.plane.to_proto().into(),
+                complete: attached.complete,
+            })
+        })
+        .await
+    }
+
+    async fn detach(
+        &self,
+        request: Request<DetachRequest>,
+    ) -> Result<Response<DetachResponse>, Status> {
+        let DetachRequest { layer_id, holder } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            let unmounted = node.attachments.detach(&layer, &holder)?;
+            Ok(DetachResponse { unmounted })
+        })
+        .await
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        self.blocking(stats::collect).await
+    }
+
+    async fn complete(
+        &self,
+        request: Request<CompleteRequest>,
+    ) -> Result<Response<CompleteResponse>, Status> {
+        let layer = layer_of(&request.into_inner().layer_id)?;
+        self.blocking(move |node| {
+            let fetched_bytes = node.attachments.complete(&layer)?;
+            Ok(CompleteResponse { fetched_bytes })
+        })
+        .await
+    }
+
+    async fn evict(
+        &self,
+        request: Request<EvictRequest>,
+    ) -> Result<Response<EvictResponse>, Status> {
+        let layer = layer_of(&request.into_inner().layer_id)?;
+        self.blocking(move |node| {
+            let freed_bytes = node.attachments.evict(&layer)?;
+            Ok(EvictResponse { freed_bytes })
+        })
+        .await
+    }
+
+    async fn drain(
+        &self,
+        request: Request<DrainRequest>,
+    ) -> Result<Response<DrainResponse>, Status> {
+        let force = request.into_inner().force;
+        let drained = self
+            .blocking(move |node| {
+                node.drain(force)?;
+                Ok(DrainResponse {})
+            })
+            .await;
+        if drained.is_ok() {
+            self.drained.notify_one();
+        }
+        drained
+    }
+}
