@@ -11,9 +11,24 @@
 //! the living ones and clears what the dead ones left.
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod backends;
 mod compose;
+mod exec;
+mod files;
+mod layers;
+mod logs;
+mod node;
+mod pack;
 mod plan;
 mod pool;
+mod record;
+mod sandbox;
+mod service;
 mod spec;
+mod stream;
 mod zygote;
+
+pub use node::RuntimeConfig;
+pub use pack::LayerFiles;
+pub use service::Service;

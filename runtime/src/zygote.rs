@@ -65,7 +65,7 @@ impl Process {
     reason = "an owned descriptor stays open as long as its AsyncFd, which is all \
     that the unsafe successor asks for"
 )]
-pub fn watch(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+pub fn watch<T: AsRawFd>(fd: T) -> std::io::Result<AsyncFd<T>> {
     AsyncFd::new(fd)
 }
 

@@ -327,6 +327,11 @@ pub fn set_standard_stream(number: i32, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Lets reads and writes of this open file answer EAGAIN instead of waiting.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::ioctl_fionbio(fd, true)?)
+}
+
 /// Takes standard input as a descriptor of its own, closed on exec; number 0 stays open.
 pub fn take_standard_input() -> io::Result<OwnedFd> {
     // SAFETY: integers only; 3 is the lowest number the copy may get.

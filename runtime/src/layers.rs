@@ -1,0 +1,146 @@
+//! The layers that this node's sandboxes use: attached once, counted here, let go after a while.
+//!
+//! One holder for the whole runtime, so that a create whose layers are attached costs no call at all.
+//! Locking: the table's mutex is held for look-ups; a layer's own asynchronous mutex orders its attach
+//! and its detach. CRASH: fsd keeps what the holder held; [`Layers::reconcile`] gives back the rest.
+
+use layer::{Error, LayerId, Result};
+use proto::status::from_status;
+use proto::v1::layer_fs_client::LayerFsClient;
+use proto::v1::{AttachRequest, DetachRequest, Plane, StatsRequest};
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tonic::transport::Channel;
+
+#[derive(Debug)]
+struct Entry {
+    /// Where it is mounted, once it is.
+    place: Arc<tokio::sync::Mutex<Option<PathBuf>>>,
+    users: usize,
+    idle_since: Instant,
+}
+
+/// The attached layers.
+#[derive(Debug)]
+pub struct Layers {
+    client: LayerFsClient<Channel>,
+    holder: String,
+    entries: Mutex<HashMap<LayerId, Entry>>,
+}
+
+impl Layers {
+    /// `holder` is what fsd knows this runtime by, the same after a restart.
+    pub fn new(channel: Channel, holder: String) -> Self {
+        Self { client: LayerFsClient::new(channel), holder, entries: Mutex::default() }
+    }
+
+    /// Attaches a stack, bottom first, for one user; answers the mount points in the same order.
+    pub async fn attach(&self, layers: &[LayerId]) -> Result<Vec<PathBuf>> {
+        let mut places = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.iter().enumerate() {
+            match self.attach_one(layer).await {
+                Ok(place) => places.push(place),
+                Err(error) => {
+                    self.release(&layers[..=index]);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    async fn attach_one(&self, layer: &LayerId) -> Result<PathBuf> {
+        let place = {
+            let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            let entry = entries.entry(*layer).or_insert_with(|| Entry {
+                place: Arc::default(),
+                users: 0,
+                idle_since: Instant::now(),
+            });
+            entry.users += 1;
+            Arc::clone(&entry.place)
+        };
+        let mut place = place.lock().await;
+        if let Some(path) = place.as_ref() {
+            return Ok(path.clone());
+        }
+        let request = AttachRequest {
+            layer_id: layer.as_bytes().to_vec(),
+            holder: self.holder.clone(),
+            plane: Plane::Auto.into(),
+        };
+        let answer = self.client.clone().attach(request).await.map_err(|status| {
+            from_status(status).context(format!("attach layer {}", layer.short()))
+        })?;
+        let path = PathBuf::from(answer.into_inner().mount_path);
+        *place = Some(path.clone());
+        Ok(path)
+    }
+
+    /// Takes one user off each.
+    pub fn release(&self, layers: &[LayerId]) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        for layer in layers {
+            if let Some(entry) = entries.get_mut(layer) {
+                entry.users = entry.users.saturating_sub(1);
+                entry.idle_since = Instant::now();
+            }
+        }
+    }
+
+    /// Detaches what nobody has used for this long.
+    pub async fn detach_idle(&self, linger: Duration) {
+        let idle: Vec<_> = {
+            let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_idle = |entry: &Entry| entry.users == 0 && entry.idle_since.elapsed() >= linger;
+            let found = entries.iter().filter(|(_, entry)| is_idle(entry));
+            found.map(|(layer, entry)| (*layer, Arc::clone(&entry.place))).collect()
+        };
+        for (layer, place) in idle {
+            let mut place = place.lock().await;
+            {
+                let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(entry) = entries.get(&layer) else { continue };
+                if entry.users > 0 {
+                    continue;
+                }
+                if place.is_none() {
+                    entries.remove(&layer);
+                    continue;
+                }
+            }
+            // Whoever wants the layer now waits for `place`, and attaches it anew.
+            if let Err(error) = self.detach(&layer).await {
+                tracing::warn!(layer = %layer.short(), error = %error.chain(), "detach");
+            }
+            *place = None;
+        }
+    }
+
+    async fn detach(&self, layer: &LayerId) -> Result<()> {
+        let request =
+            DetachRequest { layer_id: layer.as_bytes().to_vec(), holder: self.holder.clone() };
+        self.client.clone().detach(request).await.map(drop).map_err(from_status)
+    }
+
+    /// After a restart: gives back what an earlier runtime held and nobody here uses.
+    pub async fn reconcile(&self) -> Result<()> {
+        let stats = self.client.clone().stats(StatsRequest {}).await.map_err(from_status)?;
+        let held = stats.into_inner().layers.into_iter();
+        let held = held.filter(|stats| stats.holders.contains(&self.holder));
+        let held = held.map(|stats| LayerId::from_slice(&stats.layer_id));
+        let held = held.collect::<Result<HashSet<_>, Error>>()?;
+        for layer in held {
+            let is_used = {
+                let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+                entries.contains_key(&layer)
+            };
+            if !is_used {
+                self.detach(&layer).await?;
+            }
+        }
+        Ok(())
+    }
+}

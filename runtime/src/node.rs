@@ -1,0 +1,510 @@
+//! All sandboxes of one node: creation, supervision, removal.
+//!
+//! Locking: a mutex over the table of sandboxes and one over the keys of repeated creates, held for
+//! look-ups. Creation runs in its own task, so that a client that leaves does not tear it in the middle.
+
+use crate::backends::container::{Container, ContainerConfig};
+use crate::backends::{Backend, Command, Instance};
+use crate::layers::Layers;
+use crate::pack::LayerFiles;
+use crate::plan::{self, PlannedLimits};
+use crate::record::{AskedLimits, End, Journal, MainCommand, RECORD_VERSION, Record, State};
+use crate::sandbox::Sandbox;
+use crate::spec::{self, SandboxSpec};
+use crate::stream;
+use crate::zygote::{CommandStart, Process, StartedCommand};
+use bytes::Bytes;
+use layer::environment::{Environment, RunConfig};
+use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
+use proto::status::from_status;
+use proto::v1;
+use proto::v1::images_client::ImagesClient;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use sys::process::Exit;
+use tokio::sync::{Semaphore, watch};
+use tonic::transport::Channel;
+
+/// How a node runs.
+#[derive(Debug, Clone)]
+pub struct RuntimeConfig {
+    /// The data directory; sandboxes lie in `sandboxes` below it.
+    pub data_dir: PathBuf,
+    /// The image daemon.
+    pub images: Channel,
+    /// The file system daemon.
+    pub layerfs: Channel,
+    /// Memory of a sandbox that asks for no limit.
+    pub default_memory_bytes: u64,
+    /// Tasks of a sandbox that asks for no limit.
+    pub default_pids: u32,
+    /// Output of one command that is sent to its client; the rest is counted.
+    pub default_output_bytes: u64,
+    /// How long a layer stays attached after its last sandbox.
+    pub layer_linger: Duration,
+    /// Reads published layers, for packing renamed directories; without it they cannot be packed.
+    pub layer_files: Option<Arc<dyn LayerFiles>>,
+}
+
+impl RuntimeConfig {
+    /// The defaults of a node.
+    pub fn new(data_dir: PathBuf, images: Channel, layerfs: Channel) -> Self {
+        Self {
+            data_dir,
+            images,
+            layerfs,
+            default_memory_bytes: 2 << 30,
+            default_pids: 1024,
+            default_output_bytes: 1 << 30,
+            layer_linger: Duration::from_secs(10),
+            layer_files: None,
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.data_dir.join("sandboxes")
+    }
+}
+
+/// Ended sandboxes that are remembered.
+const MAX_ENDED: usize = 1000;
+
+/// The node.
+#[derive(Debug)]
+pub struct Node {
+    pub(crate) config: RuntimeConfig,
+    pub(crate) container: Container,
+    pub(crate) layers: Layers,
+    pub(crate) images: ImagesClient<Channel>,
+    pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+    ended: Mutex<VecDeque<String>>,
+    keys: Mutex<HashMap<String, String>>,
+    launches: Semaphore,
+    /// Clean-ups that are not finished.
+    cleaning: watch::Sender<usize>,
+}
+
+impl Node {
+    /// Opens the node and takes over what an earlier one left.
+    pub async fn open(config: RuntimeConfig) -> Result<Arc<Self>> {
+        let folder = config.folder();
+        std::fs::create_dir_all(&folder).context(|| format!("make {}", folder.display()))?;
+        let absolute =
+            std::fs::canonicalize(&folder).context(|| format!("find {}", folder.display()))?;
+        let container = Container::open(ContainerConfig {
+            slots: folder.join("slots"),
+            skeleton: folder.join("skeleton"),
+            groups: Path::new("lamella").join(group_name(&absolute)),
+        })
+        .await?;
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let node = Arc::new(Self {
+            layers: Layers::new(config.layerfs.clone(), "runtime".to_owned()),
+            images: ImagesClient::new(config.images.clone()),
+            container,
+            sandboxes: Mutex::default(),
+            ended: Mutex::default(),
+            keys: Mutex::default(),
+            launches: Semaphore::new(cores * 4),
+            cleaning: watch::channel(0).0,
+            config,
+        });
+        crate::adopt::adopt(&node).await?;
+        tokio::spawn(detach_idle_layers(Arc::downgrade(&node)));
+        Ok(node)
+    }
+
+    /// Lets go of everything that no living sandbox needs. Living sandboxes go on.
+    pub async fn close(&self) {
+        let mut cleaning = self.cleaning.subscribe();
+        let _watched = cleaning.wait_for(|count| *count == 0).await;
+        self.layers.detach_idle(Duration::ZERO).await;
+        tokio::task::block_in_place(|| self.container.close());
+    }
+
+    pub(crate) fn journal(&self, id: &str) -> Journal {
+        Journal::new(&self.config.folder(), id)
+    }
+
+    pub(crate) fn load_records(&self) -> Result<Vec<Record>> {
+        Journal::load_all(&self.config.folder())
+    }
+
+    /// A sandbox by its id or an unambiguous prefix of it.
+    pub fn find(&self, id: &str) -> Result<Arc<Sandbox>> {
+        let sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sandbox) = sandboxes.get(id) {
+            return Ok(Arc::clone(sandbox));
+        }
+        let mut matching = sandboxes.iter().filter(|(known, _)| known.starts_with(id));
+        match (matching.next(), matching.next()) {
+            (Some((_, sandbox)), None) if !id.is_empty() => Ok(Arc::clone(sandbox)),
+            (Some(_), Some(_)) => {
+                Err(Error::invalid(format!("several sandboxes begin with {id:?}")))
+            }
+            _ => Err(Error::not_found(format!("no sandbox {id:?}"))),
+        }
+    }
+
+    /// All sandboxes, the oldest first; those that have ended only if `all`.
+    pub fn list(&self, all: bool) -> Vec<Arc<Sandbox>> {
+        let sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list: Vec<_> =
+            sandboxes.values().filter(|s| all || !s.state().is_over()).cloned().collect();
+        drop(sandboxes);
+        list.sort_by_key(|sandbox| sandbox.record().created_unix_ns);
+        list
+    }
+
+    /// Makes a sandbox. A repeated key answers the sandbox that the first call made.
+    pub async fn create(self: &Arc<Self>, request: v1::CreateRequest) -> Result<Arc<Sandbox>> {
+        let spec = spec::sandbox(request)?;
+        let id = new_id()?;
+        if let Some(key) = &spec.idempotency_key {
+            let known = {
+                let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+                keys.get(key).cloned().or_else(|| {
+                    keys.insert(key.clone(), id.clone());
+                    None
+                })
+            };
+            if let Some(known) = known {
+                return self.created_before(&known).await;
+            }
+        }
+        let (node, key) = (Arc::clone(self), spec.idempotency_key.clone());
+        let created = tokio::spawn(async move { node.create_new(spec, id).await });
+        let created = created.await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Internal, "creation panicked").with_source(error))
+        });
+        if let (Err(_), Some(key)) = (&created, key) {
+            self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        }
+        created
+    }
+
+    async fn created_before(&self, id: &str) -> Result<Arc<Sandbox>> {
+        // The first call has taken the key but may not have entered the sandbox yet.
+        const ROUNDS: u32 = 1000;
+        for _ in 0..ROUNDS {
+            if let Ok(sandbox) = self.find(id) {
+                sandbox.wait_created().await;
+                return Ok(sandbox);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Err(Error::new(ErrorKind::Busy, "an earlier create with this key is not finished"))
+    }
+
+    pub(crate) fn remember_key(&self, key: &str, id: &str) {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.insert(key.to_owned(), id.to_owned());
+    }
+
+    async fn create_new(self: &Arc<Self>, spec: SandboxSpec, id: String) -> Result<Arc<Sandbox>> {
+        let resolved = self.resolve(&spec.environment).await?;
+        let record = new_record(&spec, &id, &resolved);
+        let sandbox = Arc::new(Sandbox::new(record, self.journal(&id)));
+        // CRASH: from here on the journal says that something of this sandbox may exist.
+        sandbox.update(|_| {})?;
+        self.insert(&sandbox);
+        let _permit = self.launches.acquire().await.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the node is closing").with_source(error)
+        })?;
+        let launched = self.launch(&sandbox, &spec, &resolved.layers).await;
+        if let Err(error) = launched {
+            let reason = error.chain();
+            sandbox.log.close();
+            sandbox.update(|record| {
+                record.state = State::Failed;
+                record.reason = reason;
+            })?;
+            self.remember_ended(&id);
+            return Err(error);
+        }
+        Ok(sandbox)
+    }
+
+    async fn launch(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        spec: &SandboxSpec,
+        layers: &[LayerId],
+    ) -> Result<()> {
+        let defaults = PlannedLimits {
+            memory_bytes: self.config.default_memory_bytes,
+            pids: self.config.default_pids,
+            cpu_millis: None,
+        };
+        let plan = plan::launch(spec, &defaults, sandbox.id());
+        let mounts = self.layers.attach(layers).await?;
+        let instance = self.container.launch(&plan, &mounts).await;
+        let instance: Arc<dyn Instance> =
+            instance.inspect_err(|_| self.layers.release(layers))?.into();
+        let handle = instance.handle();
+        sandbox.set_instance(Some(Arc::clone(&instance)));
+        let main = if spec.argv.is_empty() {
+            Ok(None)
+        } else {
+            start_main(sandbox, &*instance, &spec.argv).await
+        };
+        let main = match main {
+            Ok(main) => main,
+            Err(error) => {
+                self.supervise(sandbox, instance, layers.to_vec());
+                sandbox.stop(Duration::ZERO).await?;
+                return Err(error);
+            }
+        };
+        let recorded = main.as_ref().and_then(|main| main.recorded.clone());
+        sandbox.update(|record| {
+            record.state = State::Running;
+            record.handle = Some(handle);
+            record.main = recorded;
+        })?;
+        self.supervise(sandbox, Arc::clone(&instance), layers.to_vec());
+        if let Some(main) = main {
+            tokio::spawn(follow_main(Arc::clone(sandbox), instance, main));
+        }
+        Ok(())
+    }
+
+    /// Watches a running sandbox to its end, and clears what it used.
+    pub(crate) fn supervise(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        instance: Arc<dyn Instance>,
+        layers: Vec<LayerId>,
+    ) {
+        let (node, sandbox) = (Arc::clone(self), Arc::clone(sandbox));
+        tokio::spawn(async move {
+            instance.ended().await;
+            node.cleaning.send_modify(|count| *count += 1);
+            let end = sandbox.final_end();
+            sandbox.log.close();
+            sandbox.set_instance(None);
+            let written = sandbox.update(|record| {
+                record.state = State::Gone;
+                record.end = Some(end);
+            });
+            if let Err(error) = written {
+                tracing::error!(id = sandbox.id(), error = %error.chain(), "journal");
+            }
+            node.layers.release(&layers);
+            node.remember_ended(sandbox.id());
+            instance.release().await;
+            node.cleaning.send_modify(|count| *count -= 1);
+        });
+    }
+
+    pub(crate) fn insert(&self, sandbox: &Arc<Sandbox>) {
+        let mut sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        sandboxes.insert(sandbox.id().to_owned(), Arc::clone(sandbox));
+    }
+
+    /// Keeps the number of ended sandboxes bounded.
+    pub(crate) fn remember_ended(&self, id: &str) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push_back(id.to_owned());
+        let oldest = if ended.len() > MAX_ENDED { ended.pop_front() } else { None };
+        drop(ended);
+        if let Some(sandbox) = oldest.and_then(|id| self.find(&id).ok()) {
+            self.forget(&sandbox);
+        }
+    }
+
+    /// Forgets a sandbox that has ended.
+    pub fn forget(&self, sandbox: &Sandbox) {
+        if let Err(error) = sandbox.forget() {
+            tracing::warn!(id = sandbox.id(), error = %error.chain(), "journal");
+        }
+        let mut sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        sandboxes.remove(sandbox.id());
+        drop(sandboxes);
+        if let Some(key) = sandbox.record().idempotency_key {
+            self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        }
+    }
+
+    async fn resolve(&self, name: &str) -> Result<Resolved> {
+        use v1::resolve_response::Target;
+        let request = v1::ResolveRequest { name: name.to_owned() };
+        let answer = self.images.clone().resolve(request).await.map_err(from_status)?.into_inner();
+        match answer.target {
+            Some(Target::EnvId(id)) => {
+                let environment = Environment::decode(&answer.environment_document)?;
+                let (layers, config) = (environment.layers, environment.config);
+                Ok(Resolved { env_id: Some(EnvId::from_slice(&id)?), layers, config })
+            }
+            Some(Target::LayerId(id)) => Ok(Resolved {
+                env_id: None,
+                layers: vec![LayerId::from_slice(&id)?],
+                config: RunConfig::default(),
+            }),
+            None => Err(Error::not_found(format!("{name} points to nothing"))),
+        }
+    }
+}
+
+/// What a name stands for.
+struct Resolved {
+    env_id: Option<EnvId>,
+    layers: Vec<LayerId>,
+    config: RunConfig,
+}
+
+fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Record {
+        version: RECORD_VERSION,
+        id: id.to_owned(),
+        state: State::Creating,
+        reason: String::new(),
+        environment: spec.environment.clone(),
+        env_id: resolved.env_id.map(|id| id.to_string()).unwrap_or_default(),
+        layers: resolved.layers.iter().map(LayerId::to_string).collect(),
+        created_unix_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+        labels: spec.labels.clone(),
+        idempotency_key: spec.idempotency_key.clone(),
+        limits: AskedLimits {
+            memory_bytes: spec.memory_bytes.unwrap_or(0),
+            cpu_millis: spec.cpu_millis.unwrap_or(0),
+            pids: spec.pids.unwrap_or(0),
+        },
+        argv: spec.argv.clone(),
+        defaults: plan::command_defaults(spec, &resolved.config),
+        config: resolved.config.clone(),
+        end: None,
+        handle: None,
+        main: None,
+    }
+}
+
+/// The sandbox's own command, started.
+pub(crate) struct Main {
+    /// Its process; none when it could not be started.
+    pub process: Option<Process>,
+    /// Why it could not.
+    pub refusal: Option<(i32, String)>,
+    /// For the journal.
+    pub recorded: Option<MainCommand>,
+    /// Its output and error.
+    pub outputs: Vec<(bool, stream::End)>,
+    /// Keeps a late refusal.
+    pub command: Option<StartedCommand>,
+}
+
+async fn start_main(
+    sandbox: &Arc<Sandbox>,
+    instance: &dyn Instance,
+    argv: &[String],
+) -> Result<Option<Main>> {
+    let defaults = sandbox.defaults();
+    let command =
+        Command { is_main: true, ..plan::command(&defaults, argv.to_vec(), &[], None, None) };
+    let null = std::fs::File::open("/dev/null").context(|| "open /dev/null".into())?;
+    let (output, their_output, first) = lasting_pipe()?;
+    let (error, their_error, second) = lasting_pipe()?;
+    let streams = [null.as_fd(), their_output.as_fd(), their_error.as_fd()];
+    let outputs = vec![(false, output), (true, error)];
+    let mut main = Main { process: None, refusal: None, recorded: None, outputs, command: None };
+    match instance.exec(command, &streams).await?.start {
+        CommandStart::Refused(code, message) => main.refusal = Some((code, message)),
+        CommandStart::Started(command) => {
+            let pidfd = Arc::clone(&command.process.pidfd);
+            main.recorded = Some(MainCommand {
+                pid: command.process.pid,
+                process_number: sys::process::pidfd_number(pidfd.as_fd()).unwrap_or(0),
+                pipes: [first, second],
+            });
+            sandbox.set_main(pidfd);
+            main.command = Some(command);
+        }
+    }
+    Ok(Some(main))
+}
+
+/// A pipe whose writing end also keeps it readable, so that the command does not break when the runtime
+/// dies, and the next runtime can go on reading. Answers our end, theirs and the inode number.
+fn lasting_pipe() -> Result<(stream::End, OwnedFd, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let (reader, writer) = std::io::pipe().context(|| "make a pipe".into())?;
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let both = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    let both = both.context(|| "open a pipe for both directions".into())?;
+    let inode = both.metadata().context(|| "look at a pipe".into())?.ino();
+    Ok((stream::End::new(reader.into())?, both.into(), inode))
+}
+
+/// Keeps the log of the sandbox's own command, and ends the sandbox with it.
+pub(crate) async fn follow_main(
+    sandbox: Arc<Sandbox>,
+    instance: Arc<dyn Instance>,
+    mut main: Main,
+) {
+    let (tell_end, ended) = watch::channel(false);
+    let mut pumps = tokio::task::JoinSet::new();
+    for (is_error, source) in main.outputs {
+        let sink = stream::Sink::Log(Arc::clone(&sandbox.log));
+        pumps.spawn(stream::pump(source, is_error, sink, ended.clone()));
+    }
+    let exit = match (&mut main.command, &mut main.process) {
+        (Some(command), _) => command.process.wait().await,
+        (None, Some(process)) => process.wait().await,
+        (None, None) => None,
+    };
+    let _pumps_listen = tell_end.send(true);
+    while pumps.join_next().await.is_some() {}
+    let late = main.command.as_mut().and_then(StartedCommand::refusal);
+    let refusal = main.refusal.or(late);
+    if let Some((_, message)) = &refusal {
+        sandbox.log.add(true, Bytes::from(format!("{message}\n")));
+    }
+    let end = match (refusal, exit) {
+        (Some((code, _)), _) => End::Exited(code),
+        (None, Some(Exit::Code(code))) => End::Exited(code),
+        (None, Some(Exit::Signal(9))) if sandbox.has_new_oom_kill() => End::Oom,
+        (None, Some(Exit::Signal(9)) | None) if sandbox.is_stop_asked() => End::Killed,
+        (None, Some(Exit::Signal(signal))) => End::Signal(signal),
+        (None, None) => End::Killed,
+    };
+    let written = sandbox.update(|record| {
+        record.end.get_or_insert(end);
+        if !record.state.is_over() {
+            record.state = State::Stopping;
+        }
+    });
+    if let Err(error) = written.and_then(|()| instance.kill()) {
+        tracing::error!(id = sandbox.id(), error = %error.chain(), "end a sandbox");
+    }
+}
+
+async fn detach_idle_layers(node: std::sync::Weak<Node>) {
+    const EVERY: Duration = Duration::from_secs(1);
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let Some(node) = node.upgrade() else { return };
+        node.layers.detach_idle(node.config.layer_linger).await;
+    }
+}
+
+/// 12 hexadecimal digits.
+fn new_id() -> Result<String> {
+    let mut bytes = [0; 6];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(ErrorKind::Internal, format!("random numbers: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The same for the same folder, so that a later node on it finds the groups of an earlier one.
+fn group_name(folder: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    // FNV-1a.
+    let hash = folder.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}

@@ -1,0 +1,313 @@
+//! What is known of a sandbox, and its journal: one file each, one line of JSON a change, the last whole
+//! line counts.
+//!
+//! CRASH: a line is one write, so a killed process leaves whole lines or a tail that is ignored. Nothing
+//! is flushed: after a crash of the machine no sandbox lives anyway.
+
+use crate::backends::Handle;
+use crate::plan::CommandDefaults;
+use layer::{Context, EnvId, Error, LayerId, Result};
+use proto::v1;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where a sandbox is in its life.
+///
+/// ```text
+/// creating ──> running <──> paused
+///    │            └──> stopping <──┘
+///    v                   v
+///  failed              gone          lost (found dead after a restart)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Being made.
+    Creating,
+    /// Commands can run.
+    Running,
+    /// Frozen.
+    Paused,
+    /// Being ended.
+    Stopping,
+    /// Ended, with an [`End`].
+    Gone,
+    /// Could not be made; the reason says why.
+    Failed,
+    /// Ended while no runtime watched.
+    Lost,
+}
+
+impl State {
+    /// Whether nothing of it runs any more.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Gone | Self::Failed | Self::Lost)
+    }
+
+    fn wire(self) -> v1::State {
+        match self {
+            Self::Creating => v1::State::Creating,
+            Self::Running => v1::State::Running,
+            Self::Paused => v1::State::Paused,
+            Self::Stopping => v1::State::Stopping,
+            Self::Gone => v1::State::Gone,
+            Self::Failed => v1::State::Failed,
+            Self::Lost => v1::State::Lost,
+        }
+    }
+}
+
+/// How a sandbox or a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// With this code.
+    Exited(i32),
+    /// By this signal.
+    Signal(i32),
+    /// The kernel ended it for lack of memory.
+    Oom,
+    /// Its time was over.
+    Timeout,
+    /// We were asked to end it.
+    Killed,
+}
+
+impl End {
+    /// What a shell would show.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signal(signal) => 128 + signal,
+            Self::Oom | Self::Killed => 137,
+            Self::Timeout => 124,
+        }
+    }
+
+    /// As a message.
+    pub fn wire(self) -> v1::End {
+        use v1::end::How;
+        let how = match self {
+            Self::Exited(code) => How::Exited(code),
+            Self::Signal(signal) => How::Signal(signal),
+            Self::Oom => How::Oom(true),
+            Self::Timeout => How::Timeout(true),
+            Self::Killed => How::Killed(true),
+        };
+        v1::End { how: Some(how) }
+    }
+}
+
+/// The sandbox's own command, as far as a later runtime needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MainCommand {
+    /// Process id on the host.
+    pub pid: i32,
+    /// See [`Handle::process_number`].
+    pub process_number: u64,
+    /// Inode numbers of the pipes behind its output and error.
+    pub pipes: [u64; 2],
+}
+
+/// Limits as they were asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct AskedLimits {
+    pub memory_bytes: u64,
+    pub cpu_millis: u32,
+    pub pids: u32,
+}
+
+/// All that is known of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of this structure.
+    pub version: u32,
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub state: State,
+    /// Of failed and lost.
+    pub reason: String,
+    /// As the caller named it.
+    pub environment: String,
+    /// Hexadecimal; empty for an environment made of a bare layer.
+    pub env_id: String,
+    /// Hexadecimal, bottom first.
+    pub layers: Vec<String>,
+    /// Nanoseconds since 1970.
+    pub created_unix_ns: u64,
+    /// Labels of the caller.
+    pub labels: BTreeMap<String, String>,
+    /// Key that makes a repeated create find this one.
+    pub idempotency_key: Option<String>,
+    /// As asked for.
+    pub limits: AskedLimits,
+    /// Its own command.
+    pub argv: Vec<String>,
+    /// What commands start from.
+    pub defaults: CommandDefaults,
+    /// The image's configuration, for an environment made from it.
+    pub config: layer::environment::RunConfig,
+    /// How it ended.
+    pub end: Option<End>,
+    /// Finds the running instance.
+    pub handle: Option<Handle>,
+    /// Finds its own command.
+    pub main: Option<MainCommand>,
+}
+
+/// Version of [`Record`] that this build writes.
+pub const RECORD_VERSION: u32 = 1;
+
+impl Record {
+    /// The layers, bottom first.
+    pub fn layer_ids(&self) -> Result<Vec<LayerId>> {
+        self.layers.iter().map(|text| text.parse()).collect()
+    }
+
+    /// As a message.
+    pub fn wire(&self, memory_bytes: u64) -> v1::Sandbox {
+        let layers = self.layer_ids().unwrap_or_default();
+        let env_id = self.env_id.parse::<EnvId>().map(|id| id.as_bytes().to_vec());
+        v1::Sandbox {
+            id: self.id.clone(),
+            state: self.state.wire().into(),
+            reason: self.reason.clone(),
+            backend: v1::Backend::Container.into(),
+            environment: self.environment.clone(),
+            env_id: env_id.unwrap_or_default(),
+            layer_ids: layers.iter().map(|id| id.as_bytes().to_vec()).collect(),
+            created_unix_ns: self.created_unix_ns,
+            init_pid: self.handle.as_ref().map_or(0, |handle| handle.pid as u32),
+            end: self.end.map(End::wire),
+            labels: self.labels.clone().into_iter().collect(),
+            limits: Some(v1::Limits {
+                memory_bytes: self.limits.memory_bytes,
+                cpu_millis: self.limits.cpu_millis,
+                pids: self.limits.pids,
+                writable_bytes: 0,
+            }),
+            memory_bytes,
+            argv: self.argv.clone(),
+        }
+    }
+}
+
+/// The file of one sandbox.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+}
+
+/// A journal longer than this belongs to something else.
+const MAX_JOURNAL_BYTES: u64 = 64 << 20;
+
+impl Journal {
+    /// The journal of this sandbox, which may not exist yet.
+    pub fn new(folder: &Path, id: &str) -> Self {
+        Self { path: folder.join(format!("{id}.journal")) }
+    }
+
+    /// Adds the present state.
+    pub fn append(&self, record: &Record) -> Result<()> {
+        let mut line = serde_json::to_vec(record)
+            .map_err(|error| Error::invalid("write a journal").with_source(error))?;
+        line.push(b'\n');
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&self.path);
+        file.as_mut()
+            .map_err(|error| std::io::Error::new(error.kind(), error.to_string()))
+            .and_then(|file| file.write_all(&line))
+            .context(|| format!("write {}", self.path.display()))
+    }
+
+    /// Forgets the sandbox.
+    pub fn remove(&self) -> Result<()> {
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other.context(|| format!("remove {}", self.path.display())),
+        }
+    }
+
+    /// Reads what every journal of a folder says last. One that says nothing is removed.
+    pub fn load_all(folder: &Path) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for entry in std::fs::read_dir(folder).context(|| format!("list {}", folder.display()))? {
+            let path = entry.context(|| format!("list {}", folder.display()))?.path();
+            if path.extension().is_none_or(|extension| extension != "journal") {
+                continue;
+            }
+            match last_record(&path)? {
+                Some(record) => records.push(record),
+                None => {
+                    std::fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
+                }
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn last_record(path: &Path) -> Result<Option<Record>> {
+    let context = || format!("read {}", path.display());
+    if std::fs::metadata(path).context(context)?.len() > MAX_JOURNAL_BYTES {
+        return Err(Error::corrupt(format!("{} is too long", path.display())));
+    }
+    let bytes = std::fs::read(path).context(context)?;
+    let lines = bytes.split(|byte| *byte == b'\n');
+    Ok(lines.rev().find_map(|line| serde_json::from_slice(line).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(state: State) -> Record {
+        Record {
+            version: RECORD_VERSION,
+            id: "abc".into(),
+            state,
+            reason: String::new(),
+            environment: "env/a:b".into(),
+            env_id: String::new(),
+            layers: Vec::new(),
+            created_unix_ns: 7,
+            labels: BTreeMap::new(),
+            idempotency_key: None,
+            limits: AskedLimits::default(),
+            argv: vec!["true".into()],
+            defaults: CommandDefaults::default(),
+            config: layer::environment::RunConfig::default(),
+            end: Some(End::Exited(3)),
+            handle: None,
+            main: None,
+        }
+    }
+
+    #[test]
+    fn the_last_whole_line_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::new(folder.path(), "abc");
+        journal.append(&record(State::Creating)).unwrap();
+        journal.append(&record(State::Running)).unwrap();
+        let torn = folder.path().join("abc.journal");
+        let mut bytes = std::fs::read(&torn).unwrap();
+        bytes.extend_from_slice(b"{\"version\":1,\"id\":\"ab");
+        std::fs::write(&torn, bytes).unwrap();
+        std::fs::write(folder.path().join("empty.journal"), b"{").unwrap();
+        let loaded = Journal::load_all(folder.path()).unwrap();
+        assert_eq!(loaded, [record(State::Running)]);
+        assert!(!folder.path().join("empty.journal").exists());
+        journal.remove().unwrap();
+        assert!(Journal::load_all(folder.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn ends_have_the_codes_that_shells_show() {
+        assert_eq!(End::Exited(3).exit_code(), 3);
+        assert_eq!(End::Signal(15).exit_code(), 143);
+        assert_eq!(End::Oom.exit_code(), 137);
+    }
+}

@@ -1,0 +1,267 @@
+//! One sandbox: its record, its running instance, and the transitions between its states.
+//!
+//! Locking: the record and the instance have a mutex each, held for a copy or a change, never over an
+//! await. `turn` is an asynchronous mutex that lets one transition (pause, resume, stop, pack) happen at
+//! a time. CRASH: every change of the state is in the journal before anybody is told of it.
+
+use crate::backends::Instance;
+use crate::logs::Log;
+use crate::plan::CommandDefaults;
+use crate::record::{End, Journal, Record, State};
+use layer::{Error, ErrorKind, Result};
+use proto::v1;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use sys::process::Reach;
+use tokio::sync::watch;
+
+/// How long processes may take to stop for a pause.
+const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// One sandbox.
+#[derive(Debug)]
+pub struct Sandbox {
+    id: String,
+    record: Mutex<Record>,
+    journal: Journal,
+    state: watch::Sender<State>,
+    instance: Mutex<Option<Arc<dyn Instance>>>,
+    /// Output of its own command.
+    pub log: Arc<Log>,
+    main: Mutex<Option<Arc<OwnedFd>>>,
+    commands: watch::Sender<usize>,
+    oom_kills_seen: AtomicU64,
+    is_stop_asked: AtomicBool,
+    /// One transition at a time.
+    pub turn: tokio::sync::Mutex<()>,
+}
+
+/// Counts a command while it runs.
+#[derive(Debug)]
+pub struct CountedCommand(Arc<Sandbox>);
+
+impl Drop for CountedCommand {
+    fn drop(&mut self) {
+        self.0.commands.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Sandbox {
+    /// A sandbox in the state that its record says, and nothing running yet.
+    pub fn new(record: Record, journal: Journal) -> Self {
+        let log = Arc::new(Log::default());
+        if record.state.is_over() {
+            log.close();
+        }
+        Self {
+            id: record.id.clone(),
+            state: watch::channel(record.state).0,
+            record: Mutex::new(record),
+            journal,
+            instance: Mutex::new(None),
+            log,
+            main: Mutex::new(None),
+            commands: watch::channel(0).0,
+            oom_kills_seen: AtomicU64::new(0),
+            is_stop_asked: AtomicBool::new(false),
+            turn: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of what is known of it.
+    pub fn record(&self) -> Record {
+        self.lock().clone()
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    /// What commands start from.
+    pub fn defaults(&self) -> CommandDefaults {
+        self.lock().defaults.clone()
+    }
+
+    /// As a message.
+    pub fn wire(&self) -> v1::Sandbox {
+        let memory = self.instance().map_or(0, |instance| instance.memory_in_use());
+        self.lock().wire(memory)
+    }
+
+    /// Changes the record, writes it down, then tells whoever waits.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let mut record = self.lock();
+        change(&mut record);
+        let written = self.journal.append(&record);
+        let state = record.state;
+        drop(record);
+        self.state.send_replace(state);
+        written
+    }
+
+    /// Removes the journal.
+    pub fn forget(&self) -> Result<()> {
+        self.journal.remove()
+    }
+
+    /// What runs it, while it runs.
+    pub fn instance(&self) -> Option<Arc<dyn Instance>> {
+        self.instance.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets or takes away what runs it; answers the former.
+    pub fn set_instance(&self, instance: Option<Arc<dyn Instance>>) -> Option<Arc<dyn Instance>> {
+        let mut place = self.instance.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *place, instance)
+    }
+
+    /// The process of its own command, for signals.
+    pub fn set_main(&self, pidfd: Arc<OwnedFd>) {
+        *self.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(pidfd);
+    }
+
+    /// Counts a command while the answer lives.
+    pub fn count_command(self: &Arc<Self>) -> CountedCommand {
+        self.commands.send_modify(|count| *count += 1);
+        CountedCommand(Arc::clone(self))
+    }
+
+    /// Whether the kernel ended a process for lack of memory since this was asked last.
+    pub fn has_new_oom_kill(&self) -> bool {
+        let Some(instance) = self.instance() else { return false };
+        let now = instance.oom_kills();
+        self.oom_kills_seen.swap(now, Ordering::Relaxed) < now
+    }
+
+    /// Whether its end was asked for.
+    pub fn is_stop_asked(&self) -> bool {
+        self.is_stop_asked.load(Ordering::Relaxed)
+    }
+
+    /// The instance of a sandbox that can run commands now. A paused one is resumed first.
+    pub async fn running_instance(&self) -> Result<Arc<dyn Instance>> {
+        if self.state() == State::Paused {
+            self.resume().await?;
+        }
+        self.expect_alive()
+    }
+
+    fn expect_alive(&self) -> Result<Arc<dyn Instance>> {
+        let state = self.state();
+        let refuse =
+            |kind, what: &str| Err(Error::new(kind, format!("sandbox {} {what}", self.id)));
+        match (state, self.instance()) {
+            (State::Running | State::Paused, Some(instance)) => Ok(instance),
+            (State::Creating, _) => refuse(ErrorKind::Busy, "is being created"),
+            (State::Stopping, _) => refuse(ErrorKind::Busy, "is being stopped"),
+            _ => refuse(ErrorKind::NotFound, "has ended"),
+        }
+    }
+
+    /// Freezes it. Doing it twice is no error.
+    pub async fn pause(&self) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let instance = self.expect_alive()?;
+        if self.state() == State::Paused {
+            return Ok(());
+        }
+        instance.freeze(PAUSE_DEADLINE).await?;
+        self.update(|record| record.state = State::Paused)
+    }
+
+    /// Lets it go on. Doing it twice is no error.
+    pub async fn resume(&self) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let instance = self.expect_alive()?;
+        if self.state() == State::Running {
+            return Ok(());
+        }
+        instance.thaw()?;
+        self.update(|record| record.state = State::Running)
+    }
+
+    /// Ends it: asks its own command, and whatever a client runs in it, to end; after `grace` it is
+    /// killed. Answers when it has ended.
+    pub async fn stop(&self, grace: Duration) -> Result<()> {
+        let turn = self.turn.lock().await;
+        if self.state().is_over() {
+            return Ok(());
+        }
+        let Some(instance) = self.instance() else {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("sandbox {} is being created", self.id),
+            ));
+        };
+        self.is_stop_asked.store(true, Ordering::Relaxed);
+        let was_paused = self.state() == State::Paused;
+        self.update(|record| record.state = State::Stopping)?;
+        drop(turn);
+        if was_paused {
+            instance.thaw()?;
+        }
+        if !grace.is_zero() {
+            self.ask_to_end(&*instance, grace).await?;
+        }
+        instance.kill()?;
+        self.wait_over().await;
+        Ok(())
+    }
+
+    async fn ask_to_end(&self, instance: &dyn Instance, grace: Duration) -> Result<()> {
+        let main = self.main.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let has_main = main.is_some();
+        if let Some(main) = main {
+            let signal = self.defaults().stop_signal;
+            // It may have ended by itself.
+            let _ended = sys::process::pidfd_signal(main.as_fd(), signal, Reach::Group);
+        } else if *self.commands.borrow() > 0 {
+            const SIGTERM: i32 = 15;
+            instance.signal_all(SIGTERM)?;
+        }
+        let idle = async {
+            if has_main {
+                instance.ended().await;
+            } else {
+                let mut commands = self.commands.subscribe();
+                let _watched = commands.wait_for(|count| *count == 0).await;
+            }
+        };
+        // The time being over is as good as the end.
+        let _over = tokio::time::timeout(grace, idle).await;
+        Ok(())
+    }
+
+    /// Completes when nothing of it runs any more.
+    pub async fn wait_over(&self) {
+        let mut state = self.state.subscribe();
+        let _watched = state.wait_for(|state| state.is_over()).await;
+    }
+
+    /// Completes when it is not being created any more.
+    pub async fn wait_created(&self) {
+        let mut state = self.state.subscribe();
+        let _watched = state.wait_for(|state| *state != State::Creating).await;
+    }
+
+    /// The end that is written down when the instance is gone.
+    pub fn final_end(&self) -> End {
+        match self.lock().end {
+            Some(end) => end,
+            None if !self.is_stop_asked() && self.has_new_oom_kill() => End::Oom,
+            None => End::Killed,
+        }
+    }
+}
