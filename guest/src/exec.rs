@@ -38,8 +38,8 @@ impl From<Failure> for Refusal {
 pub fn become_command(
     shared: &Shared,
     request: &Exec,
-    sandbox: OwnedFd,
-    streams: Vec<OwnedFd>,
+    sandbox: &OwnedFd,
+    streams: &[OwnedFd],
 ) -> ! {
     let refusal = match become_inner(shared, request, sandbox, streams) {
         Ok(never) => match never {},
@@ -54,12 +54,12 @@ pub fn become_command(
 fn become_inner(
     shared: &Shared,
     request: &Exec,
-    sandbox: OwnedFd,
-    streams: Vec<OwnedFd>,
+    sandbox: &OwnedFd,
+    streams: &[OwnedFd],
 ) -> Result<std::convert::Infallible, Refusal> {
     enter(shared, request, sandbox).step(|| "enter the sandbox".into())?;
     process::new_session().step(|| "start a session".into())?;
-    let master = take_streams(request, &streams)?;
+    let master = take_streams(request, streams)?;
     let user = user::resolve(&request.user)
         .map_err(|message| Refusal { code: NOT_EXECUTABLE, message })?;
     change_directory(&request.cwd)?;
@@ -77,7 +77,7 @@ fn become_inner(
     Err(command.run())
 }
 
-fn enter(shared: &Shared, request: &Exec, sandbox: OwnedFd) -> io::Result<()> {
+fn enter(shared: &Shared, request: &Exec, sandbox: &OwnedFd) -> io::Result<()> {
     shared.join_version_1(&request.group)?;
     let all = Namespaces::MOUNT
         .with(Namespaces::IPC)

@@ -41,7 +41,7 @@ const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 /// Becomes the init that `launch` asks for. Never returns.
 pub fn become_init(shared: &Shared, launch: &Launch, root: OwnedFd, network: Option<OwnedFd>) -> ! {
-    let built = build(shared, launch, MountFd::from_fd(root), network)
+    let built = build(shared, launch, &MountFd::from_fd(root), network)
         .and_then(|()| confine(shared).step(|| "confine the init".into()));
     if let Err(failure) = built {
         let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);
@@ -61,7 +61,7 @@ pub fn become_init(shared: &Shared, launch: &Launch, root: OwnedFd, network: Opt
 fn build(
     shared: &Shared,
     launch: &Launch,
-    root: MountFd,
+    root: &MountFd,
     network: Option<OwnedFd>,
 ) -> Result<(), Failure> {
     shared.join_version_1(&launch.group).step(|| format!("join group {}", launch.group))?;
@@ -74,10 +74,10 @@ fn build(
     process::unshare(Namespaces::CGROUP).step(|| "unshare the cgroup view".into())?;
     process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
     root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
-    proc(&root).step(|| "mount /proc".into())?;
-    devices(&root, launch.shm_bytes).step(|| "mount /dev".into())?;
-    cover(&root, "sys", stage::sys()).step(|| "mount /sys".into())?;
-    files(&root, launch).step(|| "bind the files of /etc".into())?;
+    proc(root).step(|| "mount /proc".into())?;
+    devices(root, launch.shm_bytes).step(|| "mount /dev".into())?;
+    cover(root, "sys", stage::sys()).step(|| "mount /sys".into())?;
+    files(root, launch).step(|| "bind the files of /etc".into())?;
     mount::pivot_root(root.as_fd()).step(|| "pivot_root".into())
 }
 

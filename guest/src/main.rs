@@ -26,6 +26,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     match zygote::run() {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.is_lost_runtime() => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("lamella zygote: {failure}");
             ExitCode::FAILURE

@@ -19,6 +19,13 @@ pub struct Failure {
     pub error: io::Error,
 }
 
+impl Failure {
+    /// Whether the other end of the socket is gone, which is how a zygote's life ends.
+    pub fn is_lost_runtime(&self) -> bool {
+        matches!(self.error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.step, self.error)

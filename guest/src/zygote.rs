@@ -178,7 +178,7 @@ fn start_command(
     // SAFETY: this program never starts a thread.
     let forked = unsafe { process::fork(&how) };
     if let Ok(Forked::Child) = forked {
-        exec::become_command(shared, request, sandbox, streams);
+        exec::become_command(shared, request, &sandbox, &streams);
     }
     // INVARIANT: outside of this function the zygote's children are born in its own pid namespace.
     process::enter_namespace(shared.pid_namespace.as_fd())

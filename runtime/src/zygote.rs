@@ -54,7 +54,7 @@ impl Process {
         }
         match self.told {
             Some(exit) => Some(exit),
-            None => wait_by_pidfd(&self.pidfd).await,
+            None => wait_by_pidfd(self.pid, &self.pidfd).await,
         }
     }
 }
@@ -70,15 +70,17 @@ pub fn watch<T: AsRawFd>(fd: T) -> std::io::Result<AsyncFd<T>> {
 }
 
 /// For a process whose parent is not ours.
-async fn wait_by_pidfd(pidfd: &OwnedFd) -> Option<Exit> {
+async fn wait_by_pidfd(pid: Pid, pidfd: &OwnedFd) -> Option<Exit> {
     let copy = pidfd.try_clone().ok()?;
     let ended = watch(copy).ok()?;
     let _ready = ended.readable().await.ok()?;
-    // It is readable from its death on, but tells its exit only once its parent has reaped it.
+    // Its pidfd tells the exit once its parent has reaped it, /proc until then.
     const ROUNDS: u32 = 50;
     for _ in 0..ROUNDS {
-        if let Some(exit) = sys::process::pidfd_exit(pidfd.as_fd()) {
-            return Some(exit);
+        let exit = sys::process::pidfd_exit(pidfd.as_fd())
+            .or_else(|| sys::process::unreaped_exit(pid, pidfd.as_fd()));
+        if exit.is_some() {
+            return exit;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -208,13 +210,17 @@ impl Zygote {
         descriptors.extend(network);
         let _forget = Forget { zygote: self, number };
         self.send(Request::Launch(launch), &descriptors).await?;
-        let mut init = None;
+        // The zygote and the new process send on their own, so either may be heard first.
+        let (mut init, mut is_ready) = (None, false);
         while let Some(answer) = answers.recv().await {
             match answer.reply {
                 Reply::Launched(_) => init = answer.process,
-                Reply::Ready(_) => return init.ok_or_else(|| unexpected("Ready")),
+                Reply::Ready(_) => is_ready = true,
                 Reply::Failed(failed) => return Err(of_failed(failed)),
                 _ => return Err(unexpected("launch")),
+            }
+            if is_ready && let Some(init) = init.take() {
+                return Ok(init);
             }
         }
         Err(lost())
@@ -232,18 +238,13 @@ impl Zygote {
         let mut descriptors = vec![init];
         descriptors.extend(streams);
         self.send(Request::Exec(exec), &descriptors).await.inspect_err(|_| self.forget(number))?;
-        let mut process: Option<Process> = None;
-        // The channel closes when the process has ended.
+        // Either sender may be heard first. The channel closes when the process has ended.
+        let (mut process, mut running) = (None, None);
         while let Some(answer) = answers.recv().await {
             match answer.reply {
                 Reply::Started(_) => process = answer.process,
-                Reply::Running(running) => {
-                    return Ok(CommandStart::Started(StartedCommand {
-                        process: process.ok_or_else(|| unexpected("Running"))?,
-                        inner_pid: running.inner_pid,
-                        terminal: answer.descriptors.into_iter().next(),
-                        late: LateRefusal(answers),
-                    }));
+                Reply::Running(run) => {
+                    running = Some((run.inner_pid, answer.descriptors.into_iter().next()));
                 }
                 Reply::Refused(refused) => {
                     return Ok(CommandStart::Refused(refused.code, refused.message));
@@ -254,6 +255,18 @@ impl Zygote {
                 }
                 _ => return Err(unexpected("exec")),
             }
+            if let (Some(_), Some(_)) = (&process, &running) {
+                break;
+            }
+        }
+        if let (Some(process), Some((inner_pid, terminal))) = (process, running) {
+            let late = LateRefusal(answers);
+            return Ok(CommandStart::Started(StartedCommand {
+                process,
+                inner_pid,
+                terminal,
+                late,
+            }));
         }
         if self.is_lost() {
             return Err(lost());

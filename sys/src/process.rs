@@ -217,6 +217,19 @@ pub fn pidfd_exit(pidfd: BorrowedFd<'_>) -> Option<Exit> {
     (result == 0 && info.mask & PIDFD_INFO_EXIT != 0).then(|| Exit::of_status(info.exit_code))
 }
 
+/// The exit of a process that has ended and that nobody has reaped yet. `None`: it is no such one.
+///
+/// `pid` and `pidfd` must stand for the same process; the pid of an unreaped process is not used again.
+pub fn unreaped_exit(pid: Pid, pidfd: BorrowedFd<'_>) -> Option<Exit> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Names may contain anything, so the fields begin after the last parenthesis.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // It was this process that was read if it is still there now.
+    pidfd_signal(pidfd, 0, Reach::Process).ok()?;
+    (fields.first() == Some(&"Z")).then_some(())?;
+    Some(Exit::of_status(fields.last()?.parse().ok()?))
+}
+
 /// A process cannot be traced, read through /proc or dumped by its equals from now on.
 pub fn set_undumpable() -> io::Result<()> {
     // SAFETY: integers only.
@@ -479,6 +492,9 @@ mod tests {
     fn a_pidfd_tells_how_a_reaped_child_ended() {
         let mut child = std::process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
         let pidfd = pidfd_open(child.id() as Pid).unwrap();
+        crate::wait_readable(pidfd.as_fd(), None).unwrap();
+        let unreaped = unreaped_exit(child.id() as Pid, pidfd.as_fd());
+        assert_eq!(unreaped, Some(Exit::Code(7)));
         assert_eq!(child.wait().unwrap().code(), Some(7));
         assert_eq!(pidfd_exit(pidfd.as_fd()), Some(Exit::Code(7)));
     }

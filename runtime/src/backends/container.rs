@@ -155,6 +155,9 @@ impl Backend for Container {
         }
         let Ok(pidfd) = sys::process::pidfd_open(handle.pid) else { return Ok(None) };
         let number = sys::process::pidfd_number(pidfd.as_fd()).unwrap_or(0);
+        if sys::wait_readable(pidfd.as_fd(), Some(Duration::ZERO)).unwrap_or(true) {
+            return Ok(None);
+        }
         let in_group = self.shared.pool.group(handle.slot).pids().unwrap_or_default();
         if number != handle.process_number || !in_group.contains(&handle.pid) {
             return Ok(None);
@@ -224,6 +227,14 @@ impl ContainerInstance {
         }
     }
 
+    /// Whether nothing is left to signal.
+    fn is_dead(&self) -> bool {
+        let reach = sys::process::Reach::Process;
+        let error = sys::process::pidfd_signal(self.pidfd.as_fd(), 0, reach).err();
+        const ESRCH: i32 = 3;
+        error.and_then(|error| error.raw_os_error()) == Some(ESRCH)
+    }
+
     fn group(&self) -> sys::cgroup::Group<'_> {
         self.shared.pool.group(self.number)
     }
@@ -268,8 +279,10 @@ impl Instance for ContainerInstance {
     fn kill(&self) -> Result<()> {
         // With its init, the kernel ends everything in the namespace. Not by cgroup.kill: see `Slot`.
         let reach = sys::process::Reach::Process;
-        sys::process::pidfd_signal(self.pidfd.as_fd(), 9, reach)
-            .context(|| "kill the sandbox".into())
+        match sys::process::pidfd_signal(self.pidfd.as_fd(), 9, reach) {
+            Err(_) if *self.ended.borrow() || self.is_dead() => Ok(()),
+            other => other.context(|| "kill the sandbox".into()),
+        }
     }
 
     async fn freeze(&self, deadline: Duration) -> Result<()> {
