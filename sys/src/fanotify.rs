@@ -276,7 +276,8 @@ impl Group {
     ///
     /// The slot must be at least [`EVENT_BYTES`] long; only that many bytes are used, so two events can
     /// never arrive in one read. An event that this crate does not know is answered with EIO here and
-    /// reported as an error of kind `InvalidData`.
+    /// reported as an error of kind `InvalidData`. When this process has no descriptor left (EMFILE) the
+    /// kernel refuses the read that waited with EPERM: raise the limit before the first mark.
     // CRASH: the kernel writes the record before read(2) returns, so the event is in shared memory from
     // the moment at which it leaves the queue.
     pub fn read_into(&self, slot: Region<'_>) -> io::Result<Taken> {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::SharedMapping;
 use crate::mount::{Attributes, Erofs, MountFd};
-use crate::probe::{BLOCK_BYTES, tiny_erofs_metadata};
+use crate::probe::{BLOCK_BYTES, Capability, skip_test, tiny_erofs_metadata};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -53,6 +53,12 @@ fn hostile_records_never_panic() {
         }
     }
     assert!(parse_record(&[0; EVENT_BYTES]).is_err());
+}
+
+/// Whether this host lacks what the test stands on; says so if it does.
+fn skip(test: &str) -> bool {
+    let needed = [Capability::ErofsFileBacked, Capability::FanotifyPreContent];
+    skip_test(&format!("fanotify::tests::{test}"), &std::env::temp_dir(), &needed)
 }
 
 /// A lazily filled EROFS mount: the metadata, the sparse device and its right bytes.
@@ -127,6 +133,9 @@ fn pattern(bytes: usize) -> Vec<u8> {
 
 #[test]
 fn a_reader_gets_what_was_filled_before_the_answer() {
+    if skip("a_reader_gets_what_was_filled_before_the_answer") {
+        return;
+    }
     let lazy = Lazy::new(8);
     let reader = lazy.read(5 * BLOCK_BYTES + 17, 1000);
     let event = lazy.take(0);
@@ -161,6 +170,9 @@ fn finish(
 
 #[test]
 fn denials_and_drops_give_an_errno_and_never_bytes() {
+    if skip("denials_and_drops_give_an_errno_and_never_bytes") {
+        return;
+    }
     let lazy = Lazy::new(10);
     let error = finish(&lazy, lazy.read(0, 10), drop).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -181,6 +193,9 @@ fn denials_and_drops_give_an_errno_and_never_bytes() {
 
 #[test]
 fn a_direct_reader_of_the_file_gets_the_errno_of_the_denial() {
+    if skip("a_direct_reader_of_the_file_gets_the_errno_of_the_denial") {
+        return;
+    }
     let lazy = Lazy::new(8);
     let path = lazy.folder.path().join("data");
     for denial in [Denial::NoSpace, Denial::Quota, Denial::Busy, Denial::NotPermitted] {
@@ -198,6 +213,9 @@ fn a_direct_reader_of_the_file_gets_the_errno_of_the_denial() {
 
 #[test]
 fn a_successor_answers_by_number_from_the_journal() {
+    if skip("a_successor_answers_by_number_from_the_journal") {
+        return;
+    }
     let lazy = Lazy::new(8);
     let reader = lazy.read(0, 3 * BLOCK_BYTES);
     // The process that read the event dies: nothing of the owner object runs.
@@ -220,6 +238,9 @@ fn a_successor_answers_by_number_from_the_journal() {
 
 #[test]
 fn one_read_takes_one_event_and_the_token_goes_before_the_descriptor() {
+    if skip("one_read_takes_one_event_and_the_token_goes_before_the_descriptor") {
+        return;
+    }
     let lazy = Lazy::new(10);
     let readers = [lazy.read(0, 10), lazy.read(512 * BLOCK_BYTES, 10)];
     let mut first = lazy.take(0);
@@ -249,6 +270,9 @@ fn one_read_takes_one_event_and_the_token_goes_before_the_descriptor() {
 
 #[test]
 fn without_its_mark_a_complete_file_raises_no_event() {
+    if skip("without_its_mark_a_complete_file_raises_no_event") {
+        return;
+    }
     let lazy = Lazy::new(8);
     lazy.quiet.write_all_at(&lazy.bytes, 0).unwrap();
     lazy.quiet.sync_data().unwrap();

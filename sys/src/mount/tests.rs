@@ -2,9 +2,14 @@
 
 use super::*;
 use crate::file::xattr;
-use crate::probe::{BLOCK_BYTES, tiny_erofs_metadata};
+use crate::probe::{BLOCK_BYTES, Capability, skip_test, tiny_erofs_metadata};
 use std::fs;
 use std::path::PathBuf;
+
+/// Whether this host lacks what the test stands on; says so if it does.
+fn skip(test: &str, needed: Capability) -> bool {
+    skip_test(&format!("mount::tests::{test}"), &std::env::temp_dir(), &[needed])
+}
 
 /// A mount that is undone when the test ends, however it ends.
 struct Attached(PathBuf);
@@ -62,6 +67,9 @@ fn read(folder: BorrowedFd<'_>, name: &str) -> io::Result<String> {
 
 #[test]
 fn erofs_mounts_plain_files_and_the_table_names_them() {
+    if skip("erofs_mounts_plain_files_and_the_table_names_them", Capability::ErofsFileBacked) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let (metadata, data) = (folder.path().join("meta"), folder.path().join("data"));
     fs::write(&metadata, tiny_erofs_metadata(2)).unwrap();
@@ -99,6 +107,9 @@ fn a_mount_is_busy_while_its_descriptor_is_open() {
 
 #[test]
 fn errors_carry_the_kernels_words() {
+    if skip("errors_carry_the_kernels_words", Capability::ErofsFileBacked) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let metadata = folder.path().join("meta");
     let mut image = tiny_erofs_metadata(2);
@@ -123,6 +134,12 @@ fn errors_carry_the_kernels_words() {
 
 #[test]
 fn an_overlay_of_descriptors_is_written_in_its_upper_only() {
+    if skip(
+        "an_overlay_of_descriptors_is_written_in_its_upper_only",
+        Capability::OverlayDescriptors,
+    ) {
+        return;
+    }
     let (lower, scratch) = (tmpfs(), tmpfs());
     let (below, above) = (make_folder(&lower, "below"), make_folder(&lower, "above"));
     write(below.as_fd(), "both", "below").unwrap();
@@ -165,6 +182,9 @@ fn an_overlay_of_descriptors_is_written_in_its_upper_only() {
 
 #[test]
 fn a_hundred_and_twenty_lower_layers_fit() {
+    if skip("a_hundred_and_twenty_lower_layers_fit", Capability::OverlayDescriptors) {
+        return;
+    }
     let lower = tmpfs();
     let folders: Vec<OwnedFd> = (0..120)
         .map(|index| {
@@ -238,6 +258,9 @@ fn a_bind_has_attributes_of_its_own() {
 
 #[test]
 fn owners_shift_through_an_id_map() {
+    if skip("owners_shift_through_an_id_map", Capability::IdmappedMounts) {
+        return;
+    }
     let mount = tmpfs();
     write(mount.as_fd(), "file", "x").unwrap();
     let range = IdRange { from: 0, to: 100_000, count: 65536 };
