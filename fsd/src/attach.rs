@@ -14,7 +14,7 @@
 // removed; a client that got no answer repeats its call.
 
 use crate::cache::NodeCache;
-use crate::config::Paths;
+use crate::config::{Paths, PlaneChoice};
 use crate::fetch::{Engine, FetchLayer, Locator, MakeRoom, Source, StoreCounters};
 use crate::holders::Holders;
 use crate::planes::mounting::{self, Superblock};
@@ -72,6 +72,8 @@ pub struct AttachmentParts {
     pub engine: Engine,
     /// The planes of this host, the best first.
     pub planes: Vec<Arc<dyn Plane>>,
+    /// Which one serves an attach that leaves it open.
+    pub default_plane: PlaneChoice,
     /// Readahead of new mounts.
     pub readahead_bytes: Option<u64>,
 }
@@ -111,6 +113,11 @@ impl Attachments {
 
     fn plane(&self, wanted: Option<PlaneKind>) -> Result<&Arc<dyn Plane>> {
         let mut planes = self.parts.planes.iter();
+        let wanted = wanted.or(match self.parts.default_plane {
+            PlaneChoice::Auto => None,
+            PlaneChoice::ErofsFanotify => Some(PlaneKind::ErofsFanotify),
+            PlaneChoice::ErofsFuse => Some(PlaneKind::ErofsFuse),
+        });
         let found = match wanted {
             Some(kind) => planes.find(|plane| plane.kind() == kind),
             None => planes.next(),
@@ -199,6 +206,7 @@ impl Attachments {
         plane.mount(&live.served, at)?;
         live.plane = Some(Arc::clone(plane));
         live.mounted = true;
+        self.holders.set_mortal(&id, !plane.survives(&live.served))?;
         let superblock = mounting::superblock_at(at)?;
         live.superblocks.push(superblock);
         self.holders.set_superblocks(&id, &live.superblocks)?;

@@ -4,6 +4,7 @@
 //! ```text
 //! run/holders/<layer>/<holder, escaped>     empty
 //! run/holders/<layer>/.superblocks          one "major:minor" a line
+//! run/holders/<layer>/.mortal               no later fsd can serve what is mounted
 //! ```
 //! Nothing is flushed: after a crash of the machine nothing is mounted either, and the next start
 //! removes what names no mount.
@@ -17,6 +18,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const SUPERBLOCKS: &str = ".superblocks";
+const MORTAL: &str = ".mortal";
 /// Longest name of a holder in bytes, escaped.
 const MAX_NAME_BYTES: usize = 240;
 
@@ -56,13 +58,15 @@ impl Holders {
         let name = || format!("list {}", folder.display());
         let entries = match std::fs::read_dir(&folder) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(BTreeSet::new());
+            }
             Err(error) => return Err(Error::io(name(), error)),
         };
         let mut holders = BTreeSet::new();
         for entry in entries {
             let file_name = entry.context(name)?.file_name();
-            if let Some(text) = file_name.to_str().filter(|text| *text != SUPERBLOCKS) {
+            if let Some(text) = file_name.to_str().filter(|text| !text.starts_with('.')) {
                 holders.insert(unescape(text));
             }
         }
@@ -89,7 +93,9 @@ impl Holders {
         match std::fs::remove_file(&path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(Error::io(format!("forget holder {holder:?} of layer {layer}"), error)),
+            Err(error) => {
+                Err(Error::io(format!("forget holder {holder:?} of layer {layer}"), error))
+            }
         }
     }
 
@@ -112,6 +118,28 @@ impl Holders {
             Some((major.parse().ok()?, minor.parse().ok()?))
         };
         text.lines().filter_map(parse).collect()
+    }
+
+    /// Whether what is mounted ended with the fsd that mounted it.
+    pub fn is_mortal(&self, layer: &LayerId) -> bool {
+        self.of(layer).join(MORTAL).exists()
+    }
+
+    /// Notes whether what is mounted ends with this fsd.
+    pub fn set_mortal(&self, layer: &LayerId, mortal: bool) -> Result<()> {
+        let path = self.of(layer).join(MORTAL);
+        let changed = if mortal {
+            create_folder(&self.of(layer))?;
+            std::fs::write(&path, "")
+        } else {
+            std::fs::remove_file(&path)
+        };
+        match changed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("note the plane of layer {layer}"), error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Notes the superblocks of a layer.

@@ -127,7 +127,9 @@ impl Journal {
         for index in 0..SLOTS {
             let slot = Slot { journal: Arc::clone(&journal), index };
             match slot.owed()? {
-                Some((access, file)) => outstanding.push(Outstanding { access, file, slot: Some(slot) }),
+                Some((access, file)) => {
+                    outstanding.push(Outstanding { access, file, slot: Some(slot) })
+                }
                 None => drop(slot),
             }
         }

@@ -53,7 +53,7 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
     };
     proto::connect::serve_unix(&paths.socket(), service.routes(), ended).await?;
     let flush = tokio::task::spawn_blocking(move || node.attachments.upkeep());
-    flush.await.map_err(|error| {
-        Error::new(ErrorKind::Internal, "the last flush died").with_source(error)
-    })
+    flush
+        .await
+        .map_err(|error| Error::new(ErrorKind::Internal, "the last flush died").with_source(error))
 }

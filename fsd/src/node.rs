@@ -12,9 +12,10 @@ use crate::config::{FsdConfig, PlaneChoice};
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
+use crate::planes::Plane;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
-use crate::planes::{Plane, PlaneKind};
+use crate::planes::erofs_fuse::ErofsFuse;
 use crate::served::Registry;
 use crate::{reconcile, takeover};
 use layer::{Context, LayerId, Result};
@@ -77,7 +78,8 @@ impl Node {
     pub fn start(config: &FsdConfig, locator: Arc<dyn Locator>) -> Result<Arc<Self>> {
         let paths = config.paths()?;
         create_folder(&paths.run)?;
-        let lock = lock_file(&paths.lock(), &format!("data directory {}", config.data_dir.display()))?;
+        let lock =
+            lock_file(&paths.lock(), &format!("data directory {}", config.data_dir.display()))?;
         let limit = raise_descriptor_limit()?;
         let cache = NodeCache::open(&paths.cache, config.cache_reserve_bytes)?;
         let store = Arc::new(Store::open(store::open(&config.store_url)?)?);
@@ -99,8 +101,12 @@ impl Node {
             let plane = ErofsFanotify::new(group, Arc::clone(&keepers), Arc::clone(&registry));
             Arc::new(plane) as Arc<dyn Plane>
         });
+        let fuse: Arc<dyn Plane> = Arc::new(ErofsFuse::new(&paths.fuse(), engine.clone())?);
+        let mut planes: Vec<Arc<dyn Plane>> = fanotify.iter().map(Arc::clone).collect();
+        planes.push(fuse);
         let attachments = Attachments::new(AttachmentParts {
-            planes: planes(config, fanotify.as_ref()),
+            planes,
+            default_plane: config.plane,
             paths,
             cache,
             store,
@@ -110,14 +116,12 @@ impl Node {
             readahead_bytes: config.readahead_bytes,
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
-        let node = Arc::new(Self {
-            attachments,
-            keepers: fanotify.is_some().then(|| Arc::clone(&keepers)),
-            event_counters,
-            _lock: lock,
-        });
-        if let (Some(notification), Some(plane)) = (notification, fanotify) {
-            node.begin(config, notification, &plane, &registry, &keepers, limit)?;
+        let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
+        let node =
+            Arc::new(Self { attachments, keepers: keepers_in_use, event_counters, _lock: lock });
+        match notification {
+            Some(notification) => node.begin(config, notification, &registry, &keepers, limit)?,
+            None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
         }
         node.start_upkeep(config)?;
         Ok(node)
@@ -128,18 +132,16 @@ impl Node {
         &self,
         config: &FsdConfig,
         notification: Notification,
-        plane: &Arc<dyn Plane>,
         registry: &Arc<Registry>,
         keepers: &Arc<Keepers>,
         limit: u32,
     ) -> Result<()> {
         let Notification { group, journal, inherited } = notification;
         let engine = &self.attachments.parts().engine;
-        let (owed, files) = inherited.map_or((None, BTreeMap::new()), |(owed, files)| {
-            (Some(owed), files)
-        });
+        let (owed, files) =
+            inherited.map_or((None, BTreeMap::new()), |(owed, files)| (Some(owed), files));
         let known: BTreeSet<LayerId> = files.keys().copied().collect();
-        reconcile::reconcile(&self.attachments, plane, registry, files)?;
+        reconcile::reconcile(&self.attachments, registry, files)?;
         let marked = registry.marked();
         let held = marked
             .iter()
@@ -175,24 +177,12 @@ impl Node {
     }
 }
 
-/// The planes that this host can do and the configuration allows, the best first.
-fn planes(config: &FsdConfig, fanotify: Option<&Arc<dyn Plane>>) -> Vec<Arc<dyn Plane>> {
-    let mut planes: Vec<Arc<dyn Plane>> = fanotify.into_iter().map(Arc::clone).collect();
-    planes.retain(|plane| match config.plane {
-        PlaneChoice::Auto => true,
-        PlaneChoice::ErofsFanotify => plane.kind() == PlaneKind::ErofsFanotify,
-        PlaneChoice::ErofsFuse => plane.kind() == PlaneKind::ErofsFuse,
-    });
-    planes
-}
-
 impl Node {
     /// Unmounts everything and lets the keepers go.
     pub fn drain(&self, force: bool) -> Result<()> {
         self.attachments.drain(force)?;
-        if let Some(keepers) = &self.keepers {
-            // INVARIANT: nothing is mounted any more, so nobody can read zeros through a closed group.
-            keepers.leave();
+        for plane in &self.attachments.parts().planes {
+            plane.close()?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::attach::{Attachments, Live};
 use crate::config::Paths;
 use crate::planes::{Plane, mounting};
 use crate::served::{Registry, ServedLayer};
-use layer::{Context, Error, LayerId, Result};
+use layer::{Context, Error, ErrorKind, LayerId, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use std::sync::Arc;
 /// served on are in `registry` afterwards.
 pub fn reconcile(
     attachments: &Attachments,
-    plane: &Arc<dyn Plane>,
     registry: &Registry,
     mut files: BTreeMap<LayerId, OwnedFd>,
 ) -> Result<()> {
     let paths = &attachments.parts().paths;
+    // What can be served on came from the best plane, or needs none.
+    let Some(plane) = attachments.parts().planes.first() else { return Ok(()) };
     let mounted = mounted_layers(paths)?;
     for id in &mounted {
         let quiet = files.remove(id);
@@ -80,6 +81,12 @@ fn readopt(
     registry: &Registry,
 ) -> Result<Arc<ServedLayer>> {
     let marked = quiet.is_some();
+    if attachments.holders().is_mortal(id) {
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            "it was served by a process that has ended",
+        ));
+    }
     let served = attachments.open(id, quiet)?;
     if marked {
         served.set_marked(true);

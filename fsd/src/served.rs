@@ -109,10 +109,7 @@ impl Registry {
     /// From now on events of this layer's data file find it.
     pub fn insert(&self, layer: &Arc<ServedLayer>) {
         let key = layer.fetch.cached().key();
-        self.layers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, Arc::clone(layer));
+        self.layers.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(layer));
     }
 
     /// Events of this file find nothing any more.

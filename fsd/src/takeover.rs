@@ -61,7 +61,11 @@ pub fn recover(
 
 type Fills = Vec<Receiver<Result<(), Failure>>>;
 
-fn start_fills(event: &Outstanding, registry: &Registry, engine: &Engine) -> Result<Fills, Failure> {
+fn start_fills(
+    event: &Outstanding,
+    registry: &Registry,
+    engine: &Engine,
+) -> Result<Fills, Failure> {
     let layers: Vec<Arc<ServedLayer>> = match event.file {
         Some(key) => registry.find(key).into_iter().collect(),
         // The dead fsd did not come to say whose event it is: the range of every candidate.
@@ -73,11 +77,8 @@ fn start_fills(event: &Outstanding, registry: &Registry, engine: &Engine) -> Res
     }
     let fill = |layer: &Arc<ServedLayer>| {
         let (tell, told) = crossbeam_channel::bounded(1);
-        let chunks = layer
-            .fetch()
-            .cached()
-            .table()
-            .covering(event.access.offset, event.access.count.max(1));
+        let chunks =
+            layer.fetch().cached().table().covering(event.access.offset, event.access.count.max(1));
         let done = Box::new(move |result| {
             // The other end waits for it, or the takeover has failed as a whole.
             let _ = tell.send(result);

@@ -12,14 +12,13 @@
 use super::bits::Bits;
 use crate::journal::FileKey;
 use layer::chunk::ChunkTable;
-use layer::manifest::Manifest;
 use layer::presence::Presence;
 use layer::{Context, LayerId, Result};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +34,6 @@ struct Durable {
 pub struct CachedLayer {
     id: LayerId,
     folder: PathBuf,
-    manifest: Manifest,
     table: ChunkTable,
     data: File,
     key: FileKey,
@@ -51,7 +49,6 @@ pub struct CachedLayer {
 pub(super) struct Parts {
     pub id: LayerId,
     pub folder: PathBuf,
-    pub manifest: Manifest,
     pub table: ChunkTable,
     pub data: File,
     pub present: Option<(Presence, File)>,
@@ -60,7 +57,7 @@ pub(super) struct Parts {
 impl CachedLayer {
     /// Only durable bits and chunks of zeros count as present.
     pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { id, folder, manifest, table, data, present } = parts;
+        let Parts { id, folder, table, data, present } = parts;
         let metadata = data.metadata().context(|| format!("stat data of layer {id}"))?;
         let key = FileKey { device: metadata.dev(), inode: metadata.ino() };
         let (mut presence, file) = match present {
@@ -81,7 +78,6 @@ impl CachedLayer {
         Ok(Self {
             id,
             folder,
-            manifest,
             table,
             data,
             key,
@@ -97,11 +93,6 @@ impl CachedLayer {
     /// The layer.
     pub fn id(&self) -> LayerId {
         self.id
-    }
-
-    /// Its manifest, verified against the id.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
     }
 
     /// Its chunks, verified against the manifest.
@@ -127,11 +118,6 @@ impl CachedLayer {
     /// Path of the data file.
     pub fn data_path(&self) -> PathBuf {
         self.folder.join(super::DATA)
-    }
-
-    /// The folder of this layer.
-    pub fn folder(&self) -> &Path {
-        &self.folder
     }
 
     /// Whether this chunk is in the data file.
@@ -166,11 +152,6 @@ impl CachedLayer {
     /// Plain bytes filled since this value was made.
     pub fn filled_bytes(&self) -> u64 {
         self.filled_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Whether something was filled that is not durable yet.
-    pub fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
     }
 
     /// Writes the verified bytes of a chunk and sets its bit. `NoSpace` when the disk is full.

@@ -100,8 +100,11 @@ impl NodeCache {
         let what = format!("the node cache {}", folder.display());
         let lock = lock_file(&folder.join(LOCK), &what)?;
         space::check_file_system(folder)?;
-        let cache =
-            Self { folder: folder.to_owned(), space: Space::new(folder, reserve_bytes), _lock: lock };
+        let cache = Self {
+            folder: folder.to_owned(),
+            space: Space::new(folder, reserve_bytes),
+            _lock: lock,
+        };
         for name in cache.names()? {
             if name.starts_with(ARRIVING) || name.starts_with(LEAVING) {
                 let path = folder.join(&name);
@@ -189,7 +192,11 @@ impl NodeCache {
                 let missing = error.kind() == std::io::ErrorKind::NotFound;
                 let error = Error::io(format!("read {}", path.display()), error);
                 // A part that is missing is damage of the folder, not an unknown layer.
-                if missing { Error::corrupt("incomplete cache folder").with_source(error) } else { error }
+                if missing {
+                    Error::corrupt("incomplete cache folder").with_source(error)
+                } else {
+                    error
+                }
             })
         };
         let manifest = Manifest::decode(&read(MANIFEST)?)?;
@@ -215,7 +222,7 @@ impl NodeCache {
             verify_file(&folder.join(METADATA), &manifest.metadata_digest)?;
         }
         let folder = folder.to_owned();
-        CachedLayer::new(Parts { id: *id, folder, manifest, table, data, present })
+        CachedLayer::new(Parts { id: *id, folder, table, data, present })
     }
 
     fn open_presence(
@@ -278,7 +285,9 @@ impl NodeCache {
         copy_part(store, id, &layout.metadata, &folder.join(METADATA), &decoded.metadata_digest)?;
         for (name, bytes) in [(MANIFEST, manifest), (CHUNKS, chunks)] {
             let path = folder.join(name);
-            create_file(&path)?.write_all(&bytes).context(|| format!("write {}", path.display()))?;
+            create_file(&path)?
+                .write_all(&bytes)
+                .context(|| format!("write {}", path.display()))?;
         }
         // INVARIANT: the final size before anything is mounted; the kernel fills short reads with zeros.
         let data = folder.join(DATA);

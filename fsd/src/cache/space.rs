@@ -49,7 +49,9 @@ impl Space {
     pub fn check(&self, bytes: u64) -> Result<()> {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
         let free = match *measured {
-            Some((when, free)) if when.elapsed() < BELIEVED && free > self.reserve_bytes + bytes => {
+            Some((when, free))
+                if when.elapsed() < BELIEVED && free > self.reserve_bytes + bytes =>
+            {
                 *measured = Some((when, free - bytes));
                 free
             }

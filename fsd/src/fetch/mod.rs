@@ -18,6 +18,9 @@ mod timer;
 mod waiter;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 pub use source::{Locator, Source, StoreCounters};
 pub use waiter::{Class, Done, Failure};
 
@@ -91,11 +94,6 @@ impl FetchLayer {
     /// Chunks filled since this value was made.
     pub fn fills(&self) -> u64 {
         self.fills.load(Ordering::Relaxed)
-    }
-
-    /// Whether no chunk is on its way.
-    pub fn is_idle(&self) -> bool {
-        self.flights.is_empty()
     }
 }
 
@@ -173,7 +171,8 @@ impl Engine {
 
     /// Who is asked to make room when the disk is full.
     pub fn set_make_room(&self, make_room: Arc<dyn MakeRoom>) {
-        *self.inner.space.make_room.lock().unwrap_or_else(PoisonError::into_inner) = Some(make_room);
+        *self.inner.space.make_room.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(make_room);
     }
 
     /// What was done so far.
@@ -220,8 +219,7 @@ impl Engine {
         done: Done,
     ) -> Met {
         let waiter = Waiter::new(Instant::now() + deadline, done);
-        let asked =
-            layer.flights.request(chunks, class, &waiter, |chunk| layer.cached.has(chunk));
+        let asked = layer.flights.request(chunks, class, &waiter, |chunk| layer.cached.has(chunk));
         self.inner.queue.push(layer, &asked.fresh, class, wake);
         // The guard goes last, so that the waiter is not told before every chunk was added.
         waiter.arrived();
@@ -231,12 +229,8 @@ impl Engine {
         if asked.joined { Met::Joined } else { Met::Started }
     }
 
-    /// As [`Engine::request`] of demand, and waits.
-    pub fn ensure(&self, layer: &Arc<FetchLayer>, chunks: Range<usize>) -> Result<(), Failure> {
-        self.ensure_as(layer, chunks, Class::Demand)
-    }
-
-    fn ensure_as(
+    /// As [`Engine::request`], and waits.
+    pub fn ensure(
         &self,
         layer: &Arc<FetchLayer>,
         chunks: Range<usize>,
@@ -262,23 +256,22 @@ impl Engine {
             if layer.cached.has_all(window.clone()) {
                 continue;
             }
-            self.ensure_as(layer, window, Class::Background)
+            self.ensure(layer, window, Class::Background)
                 .map_err(|failure| failure.to_error())
                 .context(|| format!("complete layer {}", layer.cached.id()))?;
         }
         Ok(layer.cached.filled_bytes() - before)
     }
 
+    /// Whether the cache disk has room for this much, or some can be made.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.inner.space.check(bytes).is_ok()
+    }
+
     /// Reads and verifies one chunk without keeping it: for planes that answer reads themselves while
     /// the disk is full.
     pub fn read_uncached(&self, layer: &Arc<FetchLayer>, chunk: usize) -> Result<Vec<u8>> {
         worker::read_uncached(&self.inner, layer, chunk)
-    }
-
-    /// Lets the threads end once they are idle.
-    pub fn close(&self) {
-        self.inner.queue.close();
-        self.inner.timer.close();
     }
 }
 

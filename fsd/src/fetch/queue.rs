@@ -54,7 +54,6 @@ struct State {
     prefetch: VecDeque<Ticket>,
     background: VecDeque<Ticket>,
     background_running: usize,
-    closed: bool,
 }
 
 /// The queue.
@@ -122,27 +121,24 @@ impl Queue {
         self.lock().demand.pop_front()
     }
 
-    /// Waits for work; nothing when the queue is closed.
-    pub fn wait(&self) -> Option<Job> {
+    /// Waits for work.
+    pub fn wait(&self) -> Job {
         let mut state = self.lock();
         loop {
-            if state.closed {
-                return None;
-            }
             if let Some(piece) = state.pieces.pop_front() {
-                return Some(Job::Decode(piece));
+                return Job::Decode(piece);
             }
             if let Some(ticket) = state.demand.pop_front() {
-                return Some(Job::Read(ticket, Class::Demand));
+                return Job::Read(ticket, Class::Demand);
             }
             if let Some(ticket) = state.prefetch.pop_front() {
-                return Some(Job::Read(ticket, Class::Prefetch));
+                return Job::Read(ticket, Class::Prefetch);
             }
             if state.background_running < self.background_limit
                 && let Some(ticket) = state.background.pop_front()
             {
                 state.background_running += 1;
-                return Some(Job::Read(ticket, Class::Background));
+                return Job::Read(ticket, Class::Background);
             }
             state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -155,11 +151,5 @@ impl Queue {
         if !state.background.is_empty() {
             self.ready.notify_one();
         }
-    }
-
-    /// Lets every waiting thread end.
-    pub fn close(&self) {
-        self.lock().closed = true;
-        self.ready.notify_all();
     }
 }

@@ -17,7 +17,6 @@ struct State {
     waiters: Vec<Arc<Waiter>>,
     resting: Vec<(Instant, Ticket)>,
     asleep: bool,
-    closed: bool,
 }
 
 /// What has come due.
@@ -56,32 +55,23 @@ impl Timer {
         }
     }
 
-    /// Waits until something is due; nothing when the timer is closed.
-    pub fn wait(&self) -> Option<Due> {
+    /// Waits until something is due.
+    pub fn wait(&self) -> Due {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            while !state.closed && state.waiters.is_empty() && state.resting.is_empty() {
+            while state.waiters.is_empty() && state.resting.is_empty() {
                 state.asleep = true;
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.asleep = false;
-            }
-            if state.closed {
-                return None;
             }
             let (next, _) =
                 self.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner);
             state = next;
             let due = state.take_due(Instant::now());
             if !due.expired.is_empty() || !due.rested.is_empty() {
-                return Some(due);
+                return due;
             }
         }
-    }
-
-    /// Lets the thread end.
-    pub fn close(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.changed.notify_all();
     }
 }
 

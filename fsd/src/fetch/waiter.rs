@@ -94,7 +94,9 @@ impl Waiter {
     pub fn expire(&self) {
         let reason = self.delayed_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let error = match reason {
-            Some(reason) => Error::new(reason.kind(), format!("deadline passed: {}", reason.chain())),
+            Some(reason) => {
+                Error::new(reason.kind(), format!("deadline passed: {}", reason.chain()))
+            }
             None => Error::new(ErrorKind::Timeout, "deadline passed while the store was read"),
         };
         self.fail(&error.into());

@@ -23,8 +23,8 @@ const LONGEST_REST: Duration = Duration::from_secs(2);
 
 /// The body of a fill thread.
 pub fn run(inner: &Arc<Inner>) {
-    while let Some(job) = inner.queue.wait() {
-        match job {
+    loop {
+        match inner.queue.wait() {
             Job::Decode(piece) => decode(inner, &piece),
             Job::Read(ticket, class) => {
                 read(inner, &ticket, class);
@@ -38,7 +38,8 @@ pub fn run(inner: &Arc<Inner>) {
 
 /// The body of the timer thread.
 pub fn run_timer(inner: &Arc<Inner>) {
-    while let Some(due) = inner.timer.wait() {
+    loop {
+        let due = inner.timer.wait();
         for waiter in due.expired {
             waiter.expire();
         }
@@ -84,7 +85,8 @@ fn read(inner: &Arc<Inner>, ticket: &Ticket, class: Class) {
 
 fn read_run(layer: &Arc<FetchLayer>, run: &Run, locations: &Arc<Locations>) -> Result<Vec<Piece>> {
     let Some((pack, first)) = locations.get(run.chunks.start) else {
-        let text = format!("no location for chunk {} of layer {}", run.chunks.start, layer.cached.id());
+        let text =
+            format!("no location for chunk {} of layer {}", run.chunks.start, layer.cached.id());
         return Err(Error::not_found(text));
     };
     let payload = Arc::new(layer.source.read(&pack, first.offset, run.bytes)?);
@@ -143,10 +145,8 @@ fn decode(inner: &Arc<Inner>, piece: &Piece) {
 }
 
 fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]) {
-    let written = inner
-        .space
-        .check(plain.len() as u64)
-        .and_then(|()| layer.cached.fill(chunk, plain));
+    let written =
+        inner.space.check(plain.len() as u64).and_then(|()| layer.cached.fill(chunk, plain));
     match written {
         Ok(()) => {
             layer.fills.fetch_add(1, Ordering::Relaxed);
@@ -223,10 +223,9 @@ fn settle(
             | ErrorKind::Busy
             | ErrorKind::Internal
             | ErrorKind::NoSpace => rest(inner, layer, chunk, error),
-            ErrorKind::Exists
-            | ErrorKind::Invalid
-            | ErrorKind::Unsupported
-            | ErrorKind::Denied => give_up(layer, chunk, error),
+            ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {
+                give_up(layer, chunk, error)
+            }
         }
     }
 }
@@ -264,8 +263,12 @@ pub fn read_uncached(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize) 
         let locations = layer.source.locations()?;
         let Some((pack, placement)) = locations.get(chunk) else { break };
         let stored = layer.source.read(&pack, placement.offset, placement.stored_bytes as usize)?;
-        match store::codec::decode_chunk(&stored, placement.codec, entry.plain_bytes(), &entry.digest)
-        {
+        match store::codec::decode_chunk(
+            &stored,
+            placement.codec,
+            entry.plain_bytes(),
+            &entry.digest,
+        ) {
             Ok(plain) => return Ok(plain),
             Err(error) => {
                 inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);

@@ -58,8 +58,8 @@ pub fn run(config: &KeeperConfig) -> Result<()> {
     let _lock = lock_file(&paths.keeper_lock(config.index), &what)?;
     settle_down(config);
     remove_socket(&socket)?;
-    let listener = SeqpacketListener::bind(&socket)
-        .context(|| format!("listen on {}", socket.display()))?;
+    let listener =
+        SeqpacketListener::bind(&socket).context(|| format!("listen on {}", socket.display()))?;
     let ended = serve(&listener);
     remove_socket(&socket)?;
     cgroup::leave(&config.data_dir, config.index);

@@ -95,7 +95,8 @@ impl Keepers {
                     seat.pid = pid;
                     *lock(&keepers.seats[index]) = Some(seat);
                     // Either suffices; the fuller one knows the files of an attach that was cut off.
-                    let files = |of: &Option<Inheritance>| of.as_ref().map_or(0, |i| i.files.len() + 1);
+                    let files =
+                        |of: &Option<Inheritance>| of.as_ref().map_or(0, |i| i.files.len() + 1);
                     if files(&found) > files(&inheritance) {
                         inheritance = found;
                     }

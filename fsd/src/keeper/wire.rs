@@ -121,9 +121,7 @@ fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 fn receive(socket: &Seqpacket) -> Result<Option<Message>> {
-    socket
-        .receive(MESSAGE_BYTES, MAX_DESCRIPTORS)
-        .context(|| "receive a keeper message".to_owned())
+    socket.receive(MESSAGE_BYTES, MAX_DESCRIPTORS).context(|| "receive a keeper message".to_owned())
 }
 
 /// Sends a request.

@@ -4,6 +4,7 @@
 //! `events.rs` answers what the kernel asks. Fetching, caching and counting are not theirs.
 
 pub mod erofs_fanotify;
+pub mod erofs_fuse;
 pub mod mounting;
 
 use crate::served::ServedLayer;
@@ -39,9 +40,15 @@ pub trait Plane: Send + Sync {
     /// mount lingers) is mounted once more.
     fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()>;
 
+    /// Whether a later fsd can serve what is mounted now. Where not, readers get errors meanwhile.
+    fn survives(&self, layer: &Arc<ServedLayer>) -> bool;
+
     /// Stops serving: no superblock of the layer exists any more.
     fn release(&self, layer: &Arc<ServedLayer>) -> Result<()>;
 
     /// The layer is complete and durable: from now on reads need nobody.
     fn completed(&self, layer: &Arc<ServedLayer>) -> Result<()>;
+
+    /// Ends the plane, after the last release.
+    fn close(&self) -> Result<()>;
 }

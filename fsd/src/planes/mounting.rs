@@ -25,7 +25,9 @@ pub fn unmount(at: &Path) -> Result<()> {
     for how in [Unmount::Now, Unmount::Lazy] {
         match sys::mount::unmount(at, how) {
             Ok(()) => return Ok(()),
-            Err(error) if sys::errno_of(&error) == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+            Err(error)
+                if sys::errno_of(&error) == Some(rustix::io::Errno::INVAL.raw_os_error()) =>
+            {
                 return Ok(());
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -75,6 +75,10 @@ impl Plane for ErofsFanotify {
         mounted
     }
 
+    fn survives(&self, _layer: &Arc<ServedLayer>) -> bool {
+        true
+    }
+
     fn release(&self, layer: &Arc<ServedLayer>) -> Result<()> {
         self.disarm(layer)?;
         self.registry.remove(layer.fetch().cached().key());
@@ -84,5 +88,11 @@ impl Plane for ErofsFanotify {
     fn completed(&self, layer: &Arc<ServedLayer>) -> Result<()> {
         // The registry keeps it: events that wait already still name it.
         if layer.is_marked() { self.disarm(layer) } else { Ok(()) }
+    }
+
+    fn close(&self) -> Result<()> {
+        // INVARIANT: nothing is mounted any more, so nobody can read zeros through a closed group.
+        self.keepers.leave();
+        Ok(())
     }
 }

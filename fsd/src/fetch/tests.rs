@@ -1,0 +1,310 @@
+//! The engine over a store in memory that counts, delays and lies.
+
+use super::*;
+use crate::cache::NodeCache;
+use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
+use layer::layer_file::LayerFile;
+use layer::location::{Locations, Placement};
+use layer::manifest::{Features, LayerKind, Manifest, VERSION};
+use layer::{ChunkDigest, Digest, Error, ErrorKind, LayerId};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use store::Store;
+use store::backend::fault::{Fault, FaultPlan};
+use store::backend::memory::Memory;
+
+const CHUNKS: usize = 40;
+const CHUNK_BLOCKS: u32 = 4;
+
+fn plain(index: usize) -> Vec<u8> {
+    let word = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let bytes = (CHUNK_BLOCKS * BLOCK_BYTES) as usize;
+    (0..bytes as u64 / 8).flat_map(|at| (word ^ at.wrapping_mul(word)).to_le_bytes()).collect()
+}
+
+/// Writes all chunks into one pack, in order.
+fn write_pack(store: &Store) -> Locations {
+    let mut writer = store.pack_writer().unwrap();
+    let mut placements = Vec::new();
+    for index in 0..CHUNKS {
+        let bytes = plain(index);
+        let (codec, payload) = store::codec::encode_chunk(&bytes, 1);
+        writer.append(ChunkDigest::of(&bytes), codec, bytes.len() as u32, &payload).unwrap();
+        placements.push(codec);
+    }
+    let sealed = writer.finish().unwrap();
+    let place = |entry: &layer::pack::PackEntry| {
+        let (offset, stored_bytes, codec) = (entry.offset, entry.stored_bytes, entry.codec);
+        Some(Placement { pack: 0, offset, stored_bytes, codec })
+    };
+    Locations { packs: vec![sealed.id], placements: sealed.entries.iter().map(place).collect() }
+}
+
+fn publish(store: &Store) -> (LayerId, Locations) {
+    let chunk = |index: usize| Chunk {
+        start_block: index as u32 * CHUNK_BLOCKS,
+        blocks: CHUNK_BLOCKS,
+        digest: ChunkDigest::of(&plain(index)),
+    };
+    let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
+    let metadata = vec![7; 4096];
+    let manifest = Manifest {
+        annotations: BTreeMap::new(),
+        chunk_table_digest: chunk_table.digest(),
+        chunks: CHUNKS as u64,
+        data_blocks: chunk_table.data_blocks(),
+        directories: 1,
+        features: Features::default(),
+        files: 0,
+        kind: LayerKind::Base,
+        metadata_bytes: metadata.len() as u64,
+        metadata_digest: Digest::of(&metadata),
+        plain_bytes: 0,
+        version: VERSION,
+    };
+    let file = LayerFile { manifest, chunk_table, metadata };
+    let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();
+    let locations = write_pack(store);
+    store.put_locations(&id, &locations).unwrap();
+    (id, locations)
+}
+
+/// A locator that publishes what it was given, once.
+#[derive(Default)]
+struct Relocation {
+    store: Mutex<Option<(Arc<Store>, LayerId)>>,
+    asked: AtomicUsize,
+}
+
+impl Locator for Relocation {
+    fn locate(&self, _layer: &LayerId) -> Result<()> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        match self.store.lock().unwrap().take() {
+            Some((store, id)) => {
+                let fresh = write_pack(&store);
+                store.put_locations(&id, &fresh).map(|_| ())
+            }
+            None => Err(Error::new(ErrorKind::Unavailable, "no imaged here")),
+        }
+    }
+}
+
+struct Bench {
+    _folder: tempfile::TempDir,
+    cache: NodeCache,
+    fault: Arc<Fault>,
+    store: Arc<Store>,
+    id: LayerId,
+    locations: Locations,
+    layer: Arc<FetchLayer>,
+    engine: Engine,
+    counters: Arc<StoreCounters>,
+    relocation: Arc<Relocation>,
+}
+
+fn bench(deadline: Duration) -> Bench {
+    let folder = tempfile::tempdir().unwrap();
+    let fault = Arc::new(Fault::new(Arc::new(Memory::new()), FaultPlan::default()));
+    let store = Arc::new(Store::open(Arc::clone(&fault) as Arc<dyn store::Backend>).unwrap());
+    let (id, locations) = publish(&store);
+    let cache = NodeCache::open(folder.path(), 0).unwrap();
+    let cached = Arc::new(cache.open_layer(&id, &store, None).unwrap());
+    let counters = Arc::new(StoreCounters::default());
+    let relocation = Arc::new(Relocation::default());
+    let source = Source::new(
+        id,
+        CHUNKS,
+        Arc::clone(&store),
+        Arc::clone(&relocation) as Arc<dyn Locator>,
+        Arc::clone(&counters),
+    );
+    let settings = FetchSettings { deadline, threads: 4 };
+    let engine = Engine::start(settings, cache.space().clone()).unwrap();
+    let layer = FetchLayer::new(cached, source);
+    Bench {
+        _folder: folder,
+        cache,
+        fault,
+        store,
+        id,
+        locations,
+        layer,
+        engine,
+        counters,
+        relocation,
+    }
+}
+
+impl Bench {
+    fn assert_filled(&self, chunks: Range<usize>) {
+        let bytes = (CHUNK_BLOCKS * BLOCK_BYTES) as usize;
+        for index in chunks {
+            assert!(self.layer.cached().has(index), "chunk {index} is missing");
+            let mut got = vec![0; bytes];
+            self.layer.cached().read((index * bytes) as u64, &mut got).unwrap();
+            assert!(got == plain(index), "chunk {index} differs");
+        }
+    }
+
+    fn reads(&self) -> u64 {
+        self.counters.reads.load(Ordering::SeqCst)
+    }
+}
+
+fn late(per_mille: u32) -> FaultPlan {
+    FaultPlan {
+        delay_per_mille: per_mille,
+        max_delay: Duration::from_millis(60),
+        only_class: "packs".into(),
+        ..FaultPlan::default()
+    }
+}
+
+#[test]
+fn many_requests_of_one_chunk_are_one_read() {
+    let bench = bench(Duration::from_secs(30));
+    bench.fault.set_plan(late(1000));
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| bench.engine.ensure(&bench.layer, 3..4, Class::Demand).unwrap());
+        }
+    });
+    assert_eq!(bench.reads(), 1);
+    assert_eq!(bench.layer.fills(), 1);
+    bench.assert_filled(3..4);
+}
+
+#[test]
+fn neighbours_become_one_read_and_present_chunks_none() {
+    let bench = bench(Duration::from_secs(30));
+    bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
+    assert_eq!(bench.reads(), 1, "all chunks lie next to each other");
+    bench.assert_filled(0..CHUNKS);
+    bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
+    assert_eq!(bench.reads(), 1);
+    assert_eq!(bench.engine.complete(&bench.layer).unwrap(), 0);
+}
+
+#[test]
+fn a_thread_that_fills_itself_leaves_nothing_behind() {
+    let bench = bench(Duration::from_secs(30));
+    let (tell, told) = crossbeam_channel::bounded(1);
+    let done = Box::new(move |result: Result<(), Failure>| tell.send(result.is_ok()).unwrap());
+    bench.engine.request_and_fill(&bench.layer, 5..9, done);
+    assert!(told.recv().unwrap());
+    bench.assert_filled(5..9);
+}
+
+#[test]
+fn a_wrong_bit_on_the_way_is_read_again_once() {
+    let bench = bench(Duration::from_secs(30));
+    let plan = FaultPlan {
+        seed: 3,
+        bit_flip_per_mille: 400,
+        only_class: "packs".into(),
+        ..FaultPlan::default()
+    };
+    bench.fault.set_plan(plan);
+    let mut right = 0;
+    for index in 0..CHUNKS {
+        match bench.engine.ensure(&bench.layer, index..index + 1, Class::Demand) {
+            Ok(()) => {
+                right += 1;
+                bench.assert_filled(index..index + 1);
+            }
+            Err(failure) => assert_eq!(failure.kind(), ErrorKind::Corrupt, "{}", failure.chain()),
+        }
+    }
+    assert!(bench.engine.counters().verify_failures.load(Ordering::SeqCst) > 0);
+    // Struck twice in a row is an error; with four of ten reads struck most chunks come.
+    assert!(right > CHUNKS / 2, "{right} of {CHUNKS}");
+}
+
+#[test]
+fn a_stale_hint_leads_to_imaged() {
+    let bench = bench(Duration::from_secs(30));
+    let pack = bench.locations.packs[0];
+    let listed = bench.store.backend().list("packs/", None, 100).unwrap();
+    assert!(listed.iter().any(|key| key.ends_with(&pack.to_string())));
+    for key in listed {
+        bench.store.backend().delete(&store::Key::new(key).unwrap()).unwrap();
+    }
+    *bench.relocation.store.lock().unwrap() = Some((Arc::clone(&bench.store), bench.id));
+    bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
+    bench.assert_filled(0..CHUNKS);
+    assert_eq!(bench.relocation.asked.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_pack_that_is_gone_for_good_is_an_error() {
+    let bench = bench(Duration::from_secs(30));
+    for key in bench.store.backend().list("packs/", None, 100).unwrap() {
+        bench.store.backend().delete(&store::Key::new(key).unwrap()).unwrap();
+    }
+    let failure = bench.engine.ensure(&bench.layer, 0..2, Class::Demand).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotFound, "{}", failure.chain());
+    assert!(!bench.layer.cached().has(0));
+}
+
+#[test]
+fn a_store_that_is_away_is_waited_for_until_the_deadline() {
+    let bench = bench(Duration::from_millis(400));
+    bench.layer.source.locations().unwrap();
+    bench.fault.set_plan(FaultPlan { away: true, ..FaultPlan::default() });
+    let failure = bench.engine.ensure(&bench.layer, 0..2, Class::Demand).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Unavailable);
+    assert!(failure.chain().contains("deadline"), "{}", failure.chain());
+
+    let (tell, told) = crossbeam_channel::bounded(1);
+    let done = Box::new(move |result: Result<(), Failure>| tell.send(result.is_ok()).unwrap());
+    bench.engine.request(&bench.layer, 0..2, Class::Background, done);
+    bench.fault.set_plan(FaultPlan::default());
+    assert!(told.recv().unwrap(), "it comes once the store is back");
+    bench.assert_filled(0..2);
+}
+
+#[test]
+fn a_deadline_passes_while_a_read_hangs() {
+    let bench = bench(Duration::from_millis(100));
+    bench.layer.source.locations().unwrap();
+    let plan = FaultPlan {
+        delay_per_mille: 1000,
+        max_delay: Duration::from_secs(3),
+        only_class: "packs".into(),
+        seed: 1,
+        ..FaultPlan::default()
+    };
+    bench.fault.set_plan(plan);
+    let late = (0..4).filter(|index| {
+        bench
+            .engine
+            .ensure(&bench.layer, *index * 10..*index * 10 + 1, Class::Demand)
+            .is_err_and(|failure| failure.kind() == ErrorKind::Timeout)
+    });
+    assert!(late.count() > 0, "no read took longer than the deadline");
+}
+
+#[test]
+fn only_durable_chunks_are_believed_after_a_restart() {
+    let bench = bench(Duration::from_secs(30));
+    bench.engine.ensure(&bench.layer, 0..10, Class::Demand).unwrap();
+    assert!(bench.layer.cached().make_durable().unwrap());
+    bench.engine.ensure(&bench.layer, 10..20, Class::Demand).unwrap();
+    let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+    assert!(again.has_all(0..10) && !(10..20).any(|index| again.has(index)));
+    assert!(!again.is_durably_complete());
+    bench.engine.complete(&bench.layer).unwrap();
+    bench.layer.cached().make_durable().unwrap();
+    let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+    assert!(again.is_durably_complete() && bench.layer.cached().is_durably_complete());
+}
+
+#[test]
+fn a_damaged_folder_is_fetched_anew() {
+    let bench = bench(Duration::from_secs(30));
+    let folder = bench.cache.folder_of(&bench.id);
+    std::fs::write(folder.join("chunks"), b"torn").unwrap();
+    let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+    assert_eq!(again.table().len(), CHUNKS);
+    assert!(NodeCache::open(folder.parent().unwrap(), 0).unwrap_err().kind() == ErrorKind::Busy);
+}
