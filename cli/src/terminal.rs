@@ -29,7 +29,7 @@ impl RawMode {
         let before = tcgetattr(&stdin).map_err(|error| Error::io(name, error.into()))?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(&stdin, OptionalActions::Flush, &raw)
+        tcsetattr(&stdin, OptionalActions::Now, &raw)
             .map_err(|error| Error::io(name, error.into()))?;
         Ok(Self { before })
     }

@@ -72,11 +72,7 @@ pub async fn down(scene: &Scene, args: &Down) -> Outcome {
 /// Stops every sandbox that is alive; says which.
 pub async fn stop_all(channel: &Channel) -> Outcome<Vec<String>> {
     let mut client = SandboxesClient::new(channel.clone());
-    let alive = match client.list(ListRequest { all: false }).await {
-        Ok(list) => list.into_inner().sandboxes,
-        Err(status) if status.code() == tonic::Code::Unimplemented => Vec::new(),
-        Err(status) => return Err(status.into()),
-    };
+    let alive = client.list(ListRequest { all: false }).await?.into_inner().sandboxes;
     let stops = alive.into_iter().map(|sandbox| {
         let mut client = client.clone();
         tokio::spawn(async move {

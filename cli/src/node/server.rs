@@ -101,7 +101,13 @@ struct Node {
     routes: Routes,
     sandboxes: Channel,
     daemon: Daemon,
+    runtime: runtime::Service,
     _images: imaged::Service,
+}
+
+/// One set of routes of two. Both answer what they do not know in the same way.
+fn merge(one: Routes, two: Routes) -> Routes {
+    Routes::from(one.into_axum_router().merge(two.into_axum_router().reset_fallback()))
 }
 
 impl Node {
@@ -112,9 +118,10 @@ impl Node {
         catalog.keep_to_the_end();
         let images = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings).await?;
-        let sandboxes = proto::connect::in_process(images.routes()).await?;
-        let routes = images.routes();
-        Ok(Self { routes, sandboxes, daemon, _images: images })
+        let runtime = open_runtime(settings, &images).await?;
+        let sandboxes = proto::connect::in_process(runtime.routes()).await?;
+        let routes = merge(images.routes(), runtime.routes());
+        Ok(Self { routes, sandboxes, daemon, runtime, _images: images })
     }
 
     async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome {
@@ -160,10 +167,20 @@ impl Node {
             Ok(served) => served?,
             Err(error) => tracing::error!(%error, "the server died"),
         }
+        self.runtime.close().await;
         self.daemon.finish().await?;
         drop(last_user);
         Ok(())
     }
+}
+
+async fn open_runtime(settings: &Settings, images: &imaged::Service) -> Result<runtime::Service> {
+    let config = runtime::RuntimeConfig::new(
+        settings.data().to_owned(),
+        proto::connect::in_process(images.routes()).await?,
+        proto::connect::unix_lazy(&settings.fsd_socket()),
+    );
+    runtime::Service::open(config).await
 }
 
 async fn wait_for_socket(settings: &Settings) -> Result<()> {

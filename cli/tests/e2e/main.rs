@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod mounts;
+mod sandboxes;
 mod storage;
 mod world;
