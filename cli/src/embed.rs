@@ -86,12 +86,22 @@ pub async fn lock_catalog(
     }
 }
 
+/// A store and the imaged on it.
+pub struct Opened {
+    /// The truth.
+    pub store: Arc<store::Store>,
+    /// Who serves it.
+    pub images: imaged::Service,
+}
+
 /// Opens the store and imaged on it. The caller holds `catalog.lock`.
-pub async fn open_images(settings: &Settings) -> Result<imaged::Service> {
+pub async fn open_images(settings: &Settings) -> Result<Opened> {
     let settings = settings.clone();
     tokio::task::spawn_blocking(move || {
         let store = Arc::new(store::Store::open(store::open(settings.store_url())?)?);
-        imaged::Service::open(imaged::ImagedConfig { store, catalog_dir: settings.catalog() })
+        let config =
+            imaged::ImagedConfig { store: Arc::clone(&store), catalog_dir: settings.catalog() };
+        Ok(Opened { store, images: imaged::Service::open(config)? })
     })
     .await
     .map_err(|error| Error::new(ErrorKind::Internal, "open the catalog").with_source(error))?
@@ -109,7 +119,7 @@ pub async fn images(settings: &Settings, out: Output) -> Outcome<Images> {
         let Some(lock) = lock_catalog(settings, out, node_is_up).await? else { continue };
         // The catalog is closed by whichever thread drops its last clone, possibly after this command.
         lock.keep_to_the_end();
-        let service = open_images(settings).await?;
+        let service = open_images(settings).await?.images;
         let channel = proto::connect::in_process(service.routes()).await?;
         return Ok(Images {
             client: ImagesClient::new(channel.clone()),

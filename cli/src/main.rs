@@ -55,6 +55,7 @@ fn carry_out(cli: Cli) -> Outcome {
     match cli.action {
         // These three make no use of a runtime, or make their own.
         Action::Bench(args) => commands::bench(&scene, &args),
+        Action::Doctor => commands::doctor(&scene),
         Action::Keeper(args) => commands::keeper(&scene, &args),
         action => {
             if !matches!(action, Action::Up(_) | Action::Fsd) {

@@ -5,6 +5,7 @@ mod build;
 mod check;
 mod compose;
 mod copy;
+mod doctor;
 mod exec;
 mod images;
 mod mount;
@@ -17,6 +18,7 @@ mod stats;
 mod tree;
 
 pub use bench::bench;
+pub use doctor::doctor;
 pub use mount::any as any_mount;
 pub use node::keeper;
 

@@ -14,7 +14,7 @@
 //! CRASH: `kill -9` here leaves fsd, its keepers and the sandboxes as they are; the locks are free, and
 //! the next node adopts everything.
 
-use crate::embed;
+use crate::embed::{self, Opened};
 use crate::errors::{Failure, Outcome, one_line};
 use crate::node::daemon::Daemon;
 use crate::node::lock::{self, Exclusive};
@@ -22,10 +22,13 @@ use crate::node::start::Announcement;
 use crate::node::{log, owners};
 use crate::output::{Output, write_out};
 use crate::settings::Settings;
-use layer::{Error, ErrorKind, Result};
+use layer::layer_file::LayerFile;
+use layer::{Error, ErrorKind, LayerId, Result};
 use proto::v1::ListRequest;
 use proto::v1::sandboxes_client::SandboxesClient;
+use std::sync::Arc;
 use std::time::Duration;
+use store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Channel;
@@ -116,9 +119,9 @@ impl Node {
         let catalog =
             catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
         catalog.keep_to_the_end();
-        let images = embed::open_images(settings).await?;
+        let Opened { store, images } = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings).await?;
-        let runtime = open_runtime(settings, &images).await?;
+        let runtime = open_runtime(settings, &images, store).await?;
         let sandboxes = proto::connect::in_process(runtime.routes()).await?;
         let routes = merge(images.routes(), runtime.routes());
         Ok(Self { routes, sandboxes, daemon, runtime, _images: images })
@@ -174,12 +177,27 @@ impl Node {
     }
 }
 
-async fn open_runtime(settings: &Settings, images: &imaged::Service) -> Result<runtime::Service> {
-    let config = runtime::RuntimeConfig::new(
+/// Layer files for the runtime, straight from the store.
+#[derive(Debug)]
+struct StoredLayers(Arc<Store>);
+
+impl runtime::LayerFiles for StoredLayers {
+    fn layer_file(&self, layer: &LayerId) -> Result<LayerFile> {
+        self.0.read_layer(layer)
+    }
+}
+
+async fn open_runtime(
+    settings: &Settings,
+    images: &imaged::Service,
+    store: Arc<Store>,
+) -> Result<runtime::Service> {
+    let mut config = runtime::RuntimeConfig::new(
         settings.data().to_owned(),
         proto::connect::in_process(images.routes()).await?,
         proto::connect::unix_lazy(&settings.fsd_socket()),
     );
+    config.layer_files = Some(Arc::new(StoredLayers(store)));
     runtime::Service::open(config).await
 }
 

@@ -54,7 +54,7 @@ fn an_environment_is_mounted_writable_and_its_writes_are_thrown_away() {
     let dir = world.path("mnt");
     fs::create_dir(&dir).unwrap();
     let at = dir.to_str().unwrap().to_owned();
-    for plane in ["auto", "erofs-fanotify"] {
+    for plane in ["auto", "erofs-fanotify", "erofs-fuse"] {
         world.run(&["mount", "both:1", &at, "--rw", "--plane", plane]).ok();
         assert_eq!(fs::read(dir.join("sub/new")).unwrap(), b"new", "{plane}");
         assert_eq!(fs::read(dir.join("hello")).unwrap(), b"hello\n");
@@ -155,5 +155,19 @@ fn down_keep_leaves_mounts_to_the_next_node() {
     assert_eq!(world.node_pid(), None);
     assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
     world.line("down").ok();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn doctor_says_what_this_host_can_do_and_why_not_more() {
+    let world = World::new();
+    let text = world.line("doctor").ok().out;
+    for word in ["erofs-fanotify", "erofs-fuse", "container", "microvm", "remedy"] {
+        assert!(text.contains(word), "{word} is not in {text}");
+    }
+    let json = world.line("doctor --json").ok().json();
+    assert_eq!(json["planes"][0]["name"], "erofs-fanotify");
+    assert!(json["capabilities"].as_array().unwrap().len() > 20);
+    assert!(!world.data().exists(), "doctor makes nothing");
     nothing_is_left(&world);
 }

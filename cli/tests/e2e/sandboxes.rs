@@ -183,12 +183,8 @@ fn a_diff_holds_exactly_what_the_sandbox_saw() {
     let before = shell(&world, &format!("exec {id}"), view).ok().out;
     world.line(&format!("pack-diff {id} -t result:1 --exclude /tmp/answer")).ok();
     let packed = world.line("ls --json").ok().json();
-    let names: Vec<&str> = packed
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| row["reference"].as_str().unwrap())
-        .collect();
+    let names: Vec<&str> =
+        packed.as_array().unwrap().iter().map(|row| row["reference"].as_str().unwrap()).collect();
     assert!(names.contains(&"diff/result:1") && names.contains(&"env/result:1"), "{names:?}");
     let after = shell(&world, "run --rm result:1", view).ok().out;
     assert_eq!(before, after);
@@ -283,7 +279,11 @@ fn a_terminal_is_forwarded_and_given_back_as_it_was() {
         seen.extend_from_slice(&part[..count]);
     }
     assert_eq!(child.wait().unwrap().code(), Some(5));
-    assert!(String::from_utf8_lossy(&seen).contains("33 101"), "{}", String::from_utf8_lossy(&seen));
+    assert!(
+        String::from_utf8_lossy(&seen).contains("33 101"),
+        "{}",
+        String::from_utf8_lossy(&seen)
+    );
     let after = rustix::termios::tcgetattr(&pair.slave).unwrap();
     assert_eq!(before.local_modes, after.local_modes);
     assert_eq!(before.input_modes, after.input_modes);

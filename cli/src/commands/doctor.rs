@@ -1,0 +1,172 @@
+//! `doctor`: what this host can do, and why not more.
+//!
+//! Every capability is tried once, on scratch objects that are gone afterwards; planes and backends
+//! follow from them. Nothing is created for the node.
+
+use super::Scene;
+use crate::errors::Outcome;
+use crate::output::{Row, write_out};
+use layer::{Error, ErrorKind};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use sys::probe::{Capabilities, Capability, Finding};
+
+/// A plane or a backend, and what it stands on.
+struct Offer {
+    name: &'static str,
+    /// `None`: not in this version.
+    needs: Option<&'static [Capability]>,
+}
+
+/// The best plane first.
+const PLANES: [Offer; 6] = [
+    Offer {
+        name: "erofs-fanotify",
+        needs: Some(&[Capability::ErofsFileBacked, Capability::FanotifyPreContent]),
+    },
+    Offer { name: "erofs-fuse", needs: Some(&[Capability::ErofsFileBacked, Capability::Fuse]) },
+    Offer { name: "fuse", needs: None },
+    Offer { name: "virtiofs", needs: None },
+    Offer { name: "erofs-fscache", needs: None },
+    Offer { name: "direct", needs: None },
+];
+
+const BACKENDS: [Offer; 4] = [
+    Offer {
+        name: "container",
+        needs: Some(&[
+            Capability::OverlayDescriptors,
+            Capability::Pidfd,
+            Capability::MemfdSeals,
+            Capability::Seccomp,
+            Capability::CgroupMemory,
+            Capability::CgroupPids,
+            Capability::CgroupFreezer,
+        ]),
+    },
+    Offer { name: "fncall", needs: None },
+    Offer { name: "microvm", needs: None },
+    Offer { name: "vm", needs: None },
+];
+
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    kernel: String,
+    machine: String,
+    data: PathBuf,
+    store: String,
+    planes: Vec<Verdict>,
+    backends: Vec<Verdict>,
+    capabilities: Vec<Line>,
+}
+
+/// Whether a plane or a backend can be used here.
+#[derive(Debug, Serialize)]
+struct Verdict {
+    name: &'static str,
+    available: bool,
+    why_not: Option<String>,
+}
+
+impl Verdict {
+    fn of(offer: &Offer, capabilities: &Capabilities) -> Self {
+        let why_not = match offer.needs {
+            None => Some("not in this version".to_owned()),
+            Some(needs) => capabilities.first_missing(needs).map(|missing| {
+                format!("{missing} is missing: {}", detail(capabilities.finding(missing)))
+            }),
+        };
+        Self { name: offer.name, available: why_not.is_none(), why_not }
+    }
+
+    fn line(&self) -> String {
+        match &self.why_not {
+            None => format!("  {:<16}yes", self.name),
+            Some(why) => format!("  {:<16}no   {why}", self.name),
+        }
+    }
+}
+
+/// One capability.
+#[derive(Debug, Serialize)]
+struct Line {
+    name: &'static str,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+impl Row for Line {
+    const HEADER: &'static [&'static str] = &["CAPABILITY", "HERE", "DETAIL"];
+
+    fn cells(&self) -> Vec<String> {
+        let here = match &self.finding {
+            Finding::Available { .. } => "yes",
+            Finding::Missing { .. } => "no",
+            Finding::Untested { .. } => "?",
+        };
+        vec![self.name.to_owned(), here.to_owned(), detail(Some(&self.finding))]
+    }
+}
+
+fn detail(finding: Option<&Finding>) -> String {
+    match finding {
+        Some(Finding::Available { detail }) => detail.clone(),
+        Some(Finding::Missing { reason, remedy, .. }) => format!("{reason}; remedy: {remedy}"),
+        Some(Finding::Untested { why }) => format!("not tried: {why}"),
+        None => "not tried".to_owned(),
+    }
+}
+
+/// The nearest folder that exists: its file system is the one that the data will lie on.
+fn scratch(data: &Path) -> Option<&Path> {
+    data.ancestors().find(|path| path.is_dir())
+}
+
+/// `doctor`
+pub fn doctor(scene: &Scene) -> Outcome {
+    let data = scene.settings.data();
+    let Some(scratch) = scratch(data) else {
+        let text = format!("no folder above {} exists", data.display());
+        return Err(Error::new(ErrorKind::NotFound, text).into());
+    };
+    let capabilities = Capabilities::probe(scratch);
+    let system = rustix::system::uname();
+    let verdicts =
+        |offers: &[Offer]| offers.iter().map(|offer| Verdict::of(offer, &capabilities)).collect();
+    let diagnosis = Diagnosis {
+        kernel: format!(
+            "{} {}",
+            system.sysname().to_string_lossy(),
+            system.release().to_string_lossy()
+        ),
+        machine: system.machine().to_string_lossy().into_owned(),
+        data: data.to_owned(),
+        store: scene.settings.store_url().to_owned(),
+        planes: verdicts(&PLANES),
+        backends: verdicts(&BACKENDS),
+        capabilities: capabilities
+            .iter()
+            .map(|(capability, finding)| Line { name: capability.name(), finding: finding.clone() })
+            .collect(),
+    };
+    if scene.out.is_json() {
+        return scene.out.result(&diagnosis, String::new);
+    }
+    scene.out.listing(&diagnosis.capabilities)?;
+    write_out(summary(&diagnosis).as_bytes())
+}
+
+fn summary(diagnosis: &Diagnosis) -> String {
+    let mut lines = vec![String::new(), "planes, the best first:".to_owned()];
+    lines.extend(diagnosis.planes.iter().map(Verdict::line));
+    lines.push("backends:".to_owned());
+    lines.extend(diagnosis.backends.iter().map(Verdict::line));
+    lines.push(format!("kernel: {} on {}", diagnosis.kernel, diagnosis.machine));
+    lines.push(format!("data: {}, store: {}", diagnosis.data.display(), diagnosis.store));
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&crate::output::escape(&line));
+        text.push('\n');
+    }
+    text
+}
