@@ -159,7 +159,7 @@ fn difference(lamella: &Lamella) -> anyhow::Result<()> {
 
 fn table(lines: &[Line]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::NOTHING);
     table.set_header([
         "store",
         "command",

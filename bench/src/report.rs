@@ -203,7 +203,7 @@ impl Report {
 
     fn text(&self) -> String {
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.load_preset(presets::NOTHING);
         table.set_header(["case", "side", "quantity", "median", "min", "max"]);
         for figure in &self.figures {
             let Figure { case, side, quantity, unit, median, min, max, .. } = figure;
