@@ -4,9 +4,7 @@
 use crate::random::Random;
 use crate::view;
 use anyhow::{Context, Result};
-use layer::tree::{
-    Body, Extent, FileData, Inode, InodeIx, Kind, Rdev, Timestamp, Tree, Xattr,
-};
+use layer::tree::{Body, Extent, FileData, Inode, InodeIx, Kind, Rdev, Timestamp, Tree, Xattr};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -92,10 +90,8 @@ impl Importer<'_> {
     fn inode(&mut self, path: &Path) -> Result<Inode> {
         let meta = path.symlink_metadata()?;
         let kind = meta.file_type();
-        let rdev = Rdev {
-            major: rustix::fs::major(meta.rdev()),
-            minor: rustix::fs::minor(meta.rdev()),
-        };
+        let rdev =
+            Rdev { major: rustix::fs::major(meta.rdev()), minor: rustix::fs::minor(meta.rdev()) };
         let kind = match () {
             () if kind.is_dir() => Kind::Directory(BTreeMap::new()),
             () if kind.is_file() => Kind::Regular(self.file(path, meta.size())?),
