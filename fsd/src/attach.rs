@@ -1,7 +1,7 @@
 //! Attachments: which layers are served, by which plane, for whom.
 //!
 //! ```text
-//! (absent) --attach--> mounted --last detach--> lingering --superblocks gone--> (absent)
+//! (absent) --attach--> mounted --last detach--> lingering --superblock gone--> (absent)
 //!                         ^                         |
 //!                         |---------attach----------|
 //! ```
@@ -17,7 +17,7 @@ use crate::cache::NodeCache;
 use crate::config::{Paths, PlaneChoice};
 use crate::fetch::{Engine, FetchLayer, Locator, MakeRoom, Source, StoreCounters};
 use crate::holders::Holders;
-use crate::planes::mounting::{self, Superblock};
+use crate::planes::mounting;
 use crate::planes::{Plane, PlaneKind};
 use crate::served::ServedLayer;
 use layer::{Context, Error, ErrorKind, LayerId, Result};
@@ -35,8 +35,6 @@ pub struct Live {
     pub plane: Option<Arc<dyn Plane>>,
     /// Whether it is mounted at its mount point.
     pub mounted: bool,
-    /// Superblocks that may still live.
-    pub superblocks: Vec<Superblock>,
     /// Who holds it.
     pub holders: BTreeSet<String>,
     /// Completions that run.
@@ -164,7 +162,6 @@ impl Attachments {
             served,
             plane: None,
             mounted: false,
-            superblocks: Vec::new(),
             holders: BTreeSet::new(),
             pins: 0,
         });
@@ -203,15 +200,13 @@ impl Attachments {
     fn mount(&self, live: &mut Live, plane: &Arc<dyn Plane>, at: &std::path::Path) -> Result<()> {
         let id = live.served.id();
         crate::cache::create_folder(at)?;
+        let before = self.parts.readahead_bytes.map(|bytes| (mounting::backing_devices(), bytes));
         plane.mount(&live.served, at)?;
         live.plane = Some(Arc::clone(plane));
         live.mounted = true;
         self.holders.set_mortal(&id, !plane.survives(&live.served))?;
-        let superblock = mounting::superblock_at(at)?;
-        live.superblocks.push(superblock);
-        self.holders.set_superblocks(&id, &live.superblocks)?;
-        if let Some(bytes) = self.parts.readahead_bytes {
-            mounting::set_readahead(superblock, bytes)?;
+        if let Some((before, bytes)) = before {
+            mounting::set_readahead(&before, bytes)?;
         }
         self.parts.cache.touch(&id);
         tracing::info!(layer = %id, plane = ?plane.kind(), "mounted");
@@ -258,15 +253,14 @@ impl Attachments {
         self.release_if_unused(&mut state)
     }
 
-    /// Ends the service of a layer that is not mounted, whose superblocks are gone and that nobody
+    /// Ends the service of a layer that is not mounted, whose superblock is gone and that nobody
     /// completes.
     fn release_if_unused(&self, state: &mut Option<Live>) -> Result<()> {
         let Some(live) = state.as_mut() else { return Ok(()) };
         if live.mounted || live.pins > 0 {
             return Ok(());
         }
-        live.superblocks.retain(|superblock| mounting::is_alive(*superblock));
-        if !live.superblocks.is_empty() {
+        if mounting::has_superblock(&live.served.fetch().cached().metadata_path())? {
             return Ok(());
         }
         let id = live.served.id();
@@ -294,7 +288,6 @@ impl Attachments {
                 served: Arc::clone(&served),
                 plane: None,
                 mounted: false,
-                superblocks: Vec::new(),
                 holders: BTreeSet::new(),
                 pins: 0,
             });

@@ -1,9 +1,7 @@
-//! Who holds which layer, and which superblocks a layer has: files that outlive fsd but not the node's
-//! boot.
+//! Who holds which layer: files that outlive fsd but not the node's boot.
 //!
 //! ```text
 //! run/holders/<layer>/<holder, escaped>     empty
-//! run/holders/<layer>/.superblocks          one "major:minor" a line
 //! run/holders/<layer>/.mortal               no later fsd can serve what is mounted
 //! ```
 //! Nothing is flushed: after a crash of the machine nothing is mounted either, and the next start
@@ -12,12 +10,10 @@
 //! Locking: the files of one layer change under the attachments' lock of that layer.
 
 use crate::cache::create_folder;
-use crate::planes::mounting::Superblock;
 use layer::{Context, Error, LayerId, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-const SUPERBLOCKS: &str = ".superblocks";
 const MORTAL: &str = ".mortal";
 /// Longest name of a holder in bytes, escaped.
 const MAX_NAME_BYTES: usize = 240;
@@ -110,16 +106,6 @@ impl Holders {
         }
     }
 
-    /// The superblocks that a layer was mounted as.
-    pub fn superblocks(&self, layer: &LayerId) -> Vec<Superblock> {
-        let text = std::fs::read_to_string(self.of(layer).join(SUPERBLOCKS)).unwrap_or_default();
-        let parse = |line: &str| {
-            let (major, minor) = line.split_once(':')?;
-            Some((major.parse().ok()?, minor.parse().ok()?))
-        };
-        text.lines().filter_map(parse).collect()
-    }
-
     /// Whether what is mounted ended with the fsd that mounted it.
     pub fn is_mortal(&self, layer: &LayerId) -> bool {
         self.of(layer).join(MORTAL).exists()
@@ -140,16 +126,6 @@ impl Holders {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Notes the superblocks of a layer.
-    pub fn set_superblocks(&self, layer: &LayerId, superblocks: &[Superblock]) -> Result<()> {
-        let folder = self.of(layer);
-        create_folder(&folder)?;
-        let text: String =
-            superblocks.iter().map(|(major, minor)| format!("{major}:{minor}\n")).collect();
-        let path = folder.join(SUPERBLOCKS);
-        std::fs::write(&path, text).context(|| format!("write {}", path.display()))
     }
 }
 
@@ -196,20 +172,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holders_and_superblocks_survive_reopening() {
+    fn holders_survive_reopening() {
         let folder = tempfile::tempdir().unwrap();
         let holders = Holders::open(folder.path()).unwrap();
         let layer = LayerId([3; 32]);
-        for name in ["sandbox-1", "mount:/mnt/a b", "..", ".superblocks", "50%", "ü"] {
+        for name in ["sandbox-1", "mount:/mnt/a b", "..", ".mortal", "50%", "ü"] {
             holders.add(&layer, name).unwrap();
             holders.add(&layer, name).unwrap();
         }
-        holders.set_superblocks(&layer, &[(0, 51), (0, 60)]).unwrap();
+        holders.set_mortal(&layer, true).unwrap();
         let again = Holders::open(folder.path()).unwrap();
         assert_eq!(again.layers().unwrap(), [layer]);
         assert_eq!(again.list(&layer).unwrap().len(), 6);
         assert!(again.list(&layer).unwrap().contains("mount:/mnt/a b"));
-        assert_eq!(again.superblocks(&layer), [(0, 51), (0, 60)]);
+        assert!(again.is_mortal(&layer));
+        again.set_mortal(&layer, false).unwrap();
+        assert!(!again.is_mortal(&layer));
         assert!(again.remove(&layer, "..").unwrap());
         assert!(!again.remove(&layer, "..").unwrap());
         assert!(again.add(&layer, "").is_err());

@@ -32,8 +32,9 @@ impl Locator for NodeLocator {
     fn locate(&self, layer: &LayerId) -> Result<()> {
         let mut images = ImagesClient::new(self.channel.clone());
         let request = LocateRequest { layer_id: layer.as_bytes().to_vec() };
-        let asked = tokio::time::timeout(PATIENCE, async { images.locate(request).await });
-        match self.runtime.block_on(async { asked.await }) {
+        // Inside the runtime: a timer made outside of it panics.
+        let asked = async { tokio::time::timeout(PATIENCE, images.locate(request)).await };
+        match self.runtime.block_on(asked) {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) => Err(proto::status::from_status(status)
                 .context(format!("ask imaged where layer {layer} lies"))),

@@ -6,14 +6,14 @@
 //! | yes | yes | any | served on: the mark is still set |
 //! | yes | no | complete | served on: no mark is needed |
 //! | yes | no | partial | readers may have seen zeros: unmounted lazily, loudly |
-//! | no | yes | any | served until its superblocks are gone |
+//! | no | yes | any | served until its superblock is gone |
 //! | no | no | any | its holder files are removed |
 //!
 //! A mount that nobody holds is unmounted.
 
 use crate::attach::{Attachments, Live};
 use crate::config::Paths;
-use crate::planes::{Plane, mounting};
+use crate::planes::Plane;
 use crate::served::{Registry, ServedLayer};
 use layer::{Context, Error, ErrorKind, LayerId, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,22 +106,8 @@ fn take_in(
 ) {
     let id = served.id();
     let holders = attachments.holders().list(&id).unwrap_or_default();
-    let mut superblocks = attachments.holders().superblocks(&id);
-    if mounted
-        && let Ok(superblock) = mounting::superblock_at(&attachments.parts().paths.mount(&id))
-        && !superblocks.contains(&superblock)
-    {
-        superblocks.push(superblock);
-    }
     tracing::info!(layer = %id, mounted, marked, holders = holders.len(), "served on");
-    attachments.adopt(Live {
-        served,
-        plane: Some(Arc::clone(plane)),
-        mounted,
-        superblocks,
-        holders,
-        pins: 0,
-    });
+    attachments.adopt(Live { served, plane: Some(Arc::clone(plane)), mounted, holders, pins: 0 });
 }
 
 /// A layer that cannot be served on: nobody new may read from it.

@@ -10,6 +10,7 @@ pub mod capability;
 pub mod cgroup;
 pub mod fanotify;
 pub mod file;
+pub mod lease;
 pub mod measure;
 pub mod memory;
 pub mod mount;

@@ -3,11 +3,32 @@
 mod fsd_world;
 
 use fsd_world::{LayerShape, World};
+use proto::v1::Plane;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
+use sys::mount::{Recursive, Unmount};
+
+fn world() -> World {
+    World::new(&LayerShape::default()).unwrap()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn drop_caches() {
+    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
 
 #[test]
 fn a_lazy_mount_has_every_byte_and_drops_its_mark_when_complete() {
-    let mut world = World::new(&LayerShape::default()).unwrap();
+    let mut world = world();
     world.start().unwrap();
     let at = world.attach("test").unwrap();
     let before = world.stats().unwrap();
@@ -22,14 +43,10 @@ fn a_lazy_mount_has_every_byte_and_drops_its_mark_when_complete() {
     assert!(after.layers[0].asked_bytes <= after.layers[0].data_bytes);
 
     world.complete().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while world.stats().unwrap().layers[0].marked {
-        assert!(Instant::now() < deadline, "the mark stays");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the drop of the mark", || !world.stats().unwrap().layers[0].marked);
     let complete = world.stats().unwrap();
     assert!(complete.layers[0].complete);
-    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    drop_caches();
     world.compare(&at).unwrap();
     assert_eq!(world.stats().unwrap().events, complete.events, "a complete layer raises none");
 
@@ -38,4 +55,201 @@ fn a_lazy_mount_has_every_byte_and_drops_its_mark_when_complete() {
     world.drain(false).unwrap();
     assert!(world.wait_end().unwrap().success());
     assert!(world.keeper_pid(0).is_none() && world.keeper_pid(1).is_none());
+}
+
+#[test]
+fn one_small_read_fetches_little() {
+    let mut world = world();
+    world.start().unwrap();
+    let at = world.attach("test").unwrap();
+    let (name, expected) =
+        world.layer.files.iter().find(|(_, content)| content.len() > 300_000).unwrap();
+    let mut got = [0; 4096];
+    File::open(at.join(name)).unwrap().read_exact_at(&mut got, 200_000).unwrap();
+    assert_eq!(got[..], expected[200_000..204_096]);
+    let stats = world.stats().unwrap();
+    assert!(stats.fetched_bytes > 0 && stats.fetched_bytes * 4 < stats.layers[0].data_bytes);
+}
+
+#[test]
+fn erofs_fuse_has_every_byte_and_fails_closed() {
+    let mut world = world();
+    world.start().unwrap();
+    let attached = world.attach_as("test", Plane::ErofsFuse).unwrap();
+    assert_eq!(attached.plane(), Plane::ErofsFuse);
+    let at = Path::new(&attached.mount_path).to_owned();
+    let unread = world.layer.files.keys().next_back().unwrap().clone();
+    for (name, expected) in world.layer.files.iter().filter(|(name, _)| **name != unread) {
+        assert!(std::fs::read(at.join(name)).unwrap() == *expected, "{name}");
+    }
+    assert!(world.attach_as("other", Plane::ErofsFanotify).is_err(), "served by another plane");
+    world.kill_fsd().unwrap();
+    let broken = std::fs::read(at.join(&unread));
+    assert!(broken.is_err() || broken.unwrap() == world.layer.files[&unread], "zeros were read");
+    world.start().unwrap();
+    assert!(world.stats().unwrap().layers.is_empty(), "nobody can serve it on");
+    assert!(world.mounts().is_empty(), "{:?}", world.mounts());
+
+    world.attach_as("again", Plane::ErofsFuse).unwrap();
+    world.complete().unwrap();
+    world.compare(&at).unwrap();
+    assert!(world.detach("again").unwrap());
+    world.attach_as("direct", Plane::ErofsFuse).unwrap();
+    let before = world.stats().unwrap();
+    drop_caches();
+    world.compare(&at).unwrap();
+    assert_eq!(world.stats().unwrap().layers[0].hits, before.layers[0].hits, "read directly");
+    assert!(world.detach("direct").unwrap());
+    world.drain(false).unwrap();
+    assert!(world.wait_end().unwrap().success());
+    assert!(world.mounts().is_empty());
+}
+
+#[test]
+fn holders_count_once_each_and_survive_a_restart() {
+    let mut world = world();
+    world.start().unwrap();
+    let at = world.attach("a").unwrap();
+    assert_eq!(world.attach("a").unwrap(), at);
+    world.attach("b").unwrap();
+    assert!(!world.detach("a").unwrap());
+    assert!(world.detach("a").is_err(), "it holds nothing any more");
+    assert!(world.evict().is_err(), "in use");
+    assert!(world.drain(false).is_err(), "in use");
+    std::fs::read(at.join("file-0000")).unwrap();
+    world.kill_fsd().unwrap();
+    world.start().unwrap();
+    let stats = world.stats().unwrap();
+    assert_eq!(stats.layers[0].holders, ["b"]);
+    assert!(stats.layers[0].marked);
+    world.compare(&at).unwrap();
+    assert!(world.detach("b").unwrap());
+    assert!(world.mounts().is_empty());
+    assert!(world.evict().unwrap() > 0);
+}
+
+#[test]
+fn a_mount_that_nobody_holds_is_gone_after_a_restart() {
+    let mut world = world();
+    world.start().unwrap();
+    world.attach("a").unwrap();
+    world.kill_fsd().unwrap();
+    let holder = world.run_folder().join("holders").join(world.layer.id.to_string()).join("a");
+    std::fs::remove_file(holder).unwrap();
+    world.start().unwrap();
+    assert!(world.mounts().is_empty());
+    assert!(world.stats().unwrap().layers.is_empty());
+    // And a holder without a mount is forgotten.
+    let folder = world.run_folder().join("holders").join(world.layer.id.to_string());
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("ghost"), "").unwrap();
+    world.kill_fsd().unwrap();
+    world.start().unwrap();
+    assert!(!folder.exists());
+}
+
+#[test]
+fn a_clone_of_the_mount_is_served_after_the_last_detach_and_after_a_restart() {
+    let mut world = world();
+    world.start().unwrap();
+    let at = world.attach("a").unwrap();
+    let clone = sys::mount::clone_tree(&at, Recursive::No).unwrap();
+    let inside = world.folder.path().join("data/clone");
+    std::fs::create_dir_all(&inside).unwrap();
+    clone.attach(&inside).unwrap();
+    drop(clone);
+    assert!(world.detach("a").unwrap());
+    assert!(world.evict().is_err(), "its superblock lives");
+    std::fs::read(inside.join("file-0000")).unwrap();
+    world.kill_fsd().unwrap();
+    world.start().unwrap();
+    world.compare(&inside).unwrap();
+    world.attach("b").unwrap();
+    world.compare(&at).unwrap();
+    assert!(world.detach("b").unwrap());
+    sys::mount::unmount(&inside, Unmount::Now).unwrap();
+    wait_until("the release", || world.evict().is_ok());
+}
+
+#[test]
+fn a_second_daemon_is_refused_with_the_pid_of_the_first() {
+    let mut world = world();
+    world.start().unwrap();
+    let first = world.fsd_pid().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_fsd-process"))
+        .args(["fsd", "--store", "memory:x", "--data"])
+        .arg(&world.data)
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains(&format!("process {first}")), "{text}");
+    world.attach("still works").unwrap();
+}
+
+#[test]
+fn a_corrupt_pack_is_an_error_and_never_wrong_bytes() {
+    let mut world = world();
+    for pack in &world.layer.packs {
+        let pack = pack.to_string();
+        let path = world.store_folder.join("packs").join(&pack[..2]).join(&pack);
+        let mut bytes = std::fs::read(&path).unwrap();
+        for at in (10_000..bytes.len() - 100_000).step_by(150_000) {
+            bytes[at] ^= 0x40;
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+    }
+    world.start().unwrap();
+    let at = world.attach("test").unwrap();
+    let (mut refused, mut right) = (0, 0);
+    for (name, expected) in &world.layer.files {
+        match std::fs::read(at.join(name)) {
+            Ok(got) => {
+                assert!(got == *expected, "{name}");
+                right += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(5), "{name}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && right > 0, "{refused} refused, {right} right");
+    assert!(world.stats().unwrap().verify_failures > 0);
+}
+
+#[test]
+fn mapped_and_copied_files_have_every_byte() {
+    let mut world = world();
+    world.start().unwrap();
+    let at = world.attach("test").unwrap();
+    let names: Vec<&String> = world.layer.files.keys().collect();
+    // cp uses copy_file_range and SEEK_DATA; cmp and sort read by mapping or by pieces.
+    for name in &names[..4] {
+        let copy = world.folder.path().join("copy");
+        let copied = std::process::Command::new("cp")
+            .args(["--sparse=always", "--reflink=never"])
+            .arg(at.join(name))
+            .arg(&copy)
+            .status()
+            .unwrap();
+        assert!(copied.success());
+        assert!(std::fs::read(&copy).unwrap() == world.layer.files[*name], "{name}");
+    }
+    let mut sendfile = File::open(at.join(names[5])).unwrap();
+    let mut copy = tempfile::tempfile().unwrap();
+    std::io::copy(&mut sendfile, &mut copy).unwrap();
+    let mut got = vec![0; world.layer.files[names[5]].len()];
+    copy.read_exact_at(&mut got, 0).unwrap();
+    assert!(got == world.layer.files[names[5]]);
+    let direct = errno_of_direct_open(&at.join(names[6]));
+    assert_eq!(direct, Some(22), "O_DIRECT is refused with EINVAL");
+}
+
+/// The errno of an `O_DIRECT` open.
+fn errno_of_direct_open(path: &Path) -> Option<i32> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let opened = File::options().read(true).custom_flags(0o40000).open(path);
+    opened.err().and_then(|error| error.raw_os_error())
 }

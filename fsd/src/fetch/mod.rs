@@ -275,12 +275,29 @@ impl Engine {
     }
 }
 
-/// Starts a named thread.
+/// Ends the process when its thread panics.
+///
+/// A thread of ours that dies alone would leave readers waiting; a process that dies is taken over
+/// from by the next one, with every event that it owed.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// Starts a named thread; a panic in it ends the process.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .stack_size(512 << 10)
-        .spawn(body)
+        .spawn(move || {
+            let _abort = AbortOnPanic;
+            body();
+        })
         .map(|_| ())
         .context(|| format!("start thread {name}"))
 }

@@ -1,15 +1,14 @@
 //! Mounting EROFS, and knowing whether a superblock still lives.
 //!
-//! A mount point is one user of a superblock; sandboxes hold clones of it. The superblock's own device
-//! number stays listed in sysfs until the last of them is gone.
+//! A mount point is one user of a superblock; sandboxes hold clones of it. The superblock has the image
+//! open until the last of them is gone.
 
 use layer::{Context, Result};
-use std::os::unix::fs::MetadataExt;
+use std::collections::BTreeSet;
 use std::path::Path;
 use sys::mount::{Attributes, Erofs, Unmount};
 
-/// Device number of a superblock, major and minor.
-pub type Superblock = (u32, u32);
+const BACKING_DEVICES: &str = "/sys/class/bdi";
 
 /// Mounts a layer's image with its data at an existing folder.
 pub fn mount_erofs(metadata: &Path, data: &Path, at: &Path) -> Result<()> {
@@ -38,20 +37,27 @@ pub fn unmount(at: &Path) -> Result<()> {
     Err(layer::Error::new(layer::ErrorKind::Busy, name()))
 }
 
-/// The superblock that is mounted here.
-pub fn superblock_at(at: &Path) -> Result<Superblock> {
-    let device = std::fs::metadata(at).context(|| format!("stat {}", at.display()))?.dev();
-    Ok((rustix::fs::major(device), rustix::fs::minor(device)))
+/// Whether a superblock of this image exists, mounted here, cloned elsewhere or lazily unmounted.
+pub fn has_superblock(metadata: &Path) -> Result<bool> {
+    sys::lease::is_open_elsewhere(metadata).context(|| format!("lease {}", metadata.display()))
 }
 
-/// Whether a superblock with this number exists. A number that was given out anew counts as alive,
-/// which only delays the release.
-pub fn is_alive((major, minor): Superblock) -> bool {
-    Path::new(&format!("/sys/class/bdi/{major}:{minor}")).exists()
+/// The backing device entries of EROFS superblocks; each has a name that is never used again.
+pub fn backing_devices() -> BTreeSet<String> {
+    let names = std::fs::read_dir(BACKING_DEVICES).into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("erofs-")).collect()
 }
 
-/// Sets how much the kernel reads ahead on a superblock.
-pub fn set_readahead((major, minor): Superblock, bytes: u64) -> Result<()> {
-    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+/// Sets how much the kernel reads ahead on what was mounted since `before` was taken. When others
+/// mounted too, which one is ours is not known, and nothing is set.
+pub fn set_readahead(before: &BTreeSet<String>, bytes: u64) -> Result<()> {
+    let now = backing_devices();
+    let mut fresh = now.difference(before);
+    let (Some(name), None) = (fresh.next(), fresh.next()) else {
+        tracing::warn!("the backing device of a mount is not known; its readahead stays");
+        return Ok(());
+    };
+    let path = format!("{BACKING_DEVICES}/{name}/read_ahead_kb");
     std::fs::write(&path, (bytes / 1024).to_string()).context(|| format!("write {path}"))
 }

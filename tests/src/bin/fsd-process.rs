@@ -41,7 +41,8 @@ fn run_fsd(data: &str, options: &BTreeMap<String, String>) -> Result<()> {
         config.sync_interval = Duration::from_millis(milliseconds);
     }
     config.cache_reserve_bytes = number("--reserve")?.unwrap_or(4 << 20);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut terminate =
             tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;

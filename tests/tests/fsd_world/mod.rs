@@ -13,8 +13,8 @@ use layer::tree::{Body, Extent, FileData, Inode, Kind, Timestamp, Tree};
 use layer::{ChunkDigest, Digest, LayerId, PackId};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{
-    AttachRequest, AttachResponse, CompleteRequest, DetachRequest, DrainRequest, EvictRequest, Plane,
-    StatsRequest, StatsResponse,
+    AttachRequest, AttachResponse, CompleteRequest, DetachRequest, DrainRequest, EvictRequest,
+    Plane, StatsRequest, StatsResponse,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -205,10 +205,8 @@ impl World {
     }
 
     pub fn spawn(&mut self) -> Result<()> {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.folder.path().join("fsd.log"))?;
+        let log =
+            File::options().create(true).append(true).open(self.folder.path().join("fsd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_fsd-process"));
         command
             .arg("fsd")
