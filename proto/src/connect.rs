@@ -104,14 +104,13 @@ pub async fn serve_unix(
             known
         })
     });
-    let served = server()
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(incoming, shutdown)
-        .await
-        .map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("serve {}", path.display()))
-                .with_source(error)
-        });
+    let served =
+        server().add_routes(routes).serve_with_incoming_shutdown(incoming, shutdown).await.map_err(
+            |error| {
+                Error::new(ErrorKind::Unavailable, format!("serve {}", path.display()))
+                    .with_source(error)
+            },
+        );
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(%error, path = %path.display(), "remove socket");

@@ -43,7 +43,8 @@ fn kind(code: Code) -> ErrorKind {
     }
 }
 
-/// What a server answers for an error.
+/// What a server answers for an error. Takes it by value, so that it fits `map_err`.
+#[allow(clippy::needless_pass_by_value)]
 pub fn to_status(error: Error) -> Status {
     let mut status = Status::new(code(error.kind()), error.chain());
     if let Ok(word) = MetadataValue::try_from(error.kind().word()) {
@@ -52,7 +53,8 @@ pub fn to_status(error: Error) -> Status {
     status
 }
 
-/// What a client makes of an answer.
+/// What a client makes of an answer. Takes it by value, so that it fits `map_err`.
+#[allow(clippy::needless_pass_by_value)]
 pub fn from_status(status: Status) -> Error {
     let stated = status.metadata().get(KIND_KEY).and_then(|word| word.to_str().ok());
     let kind = stated.and_then(ErrorKind::from_word).unwrap_or_else(|| kind(status.code()));

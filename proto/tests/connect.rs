@@ -1,4 +1,5 @@
 //! The same service over both transports, and what a client sees when nobody listens.
+#![allow(clippy::unwrap_used)]
 
 use layer::ErrorKind;
 use proto::v1::layer_fs_client::LayerFsClient;
