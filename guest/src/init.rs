@@ -65,16 +65,20 @@ fn build(
     network: Option<OwnedFd>,
 ) -> Result<(), Failure> {
     shared.join_version_1(&launch.group).step(|| format!("join group {}", launch.group))?;
-    if let Some(network) = network {
-        process::enter_namespace(network.as_fd()).step(|| "enter the network".into())?;
-    } else {
-        process::loopback_up().step(|| "bring loopback up".into())?;
+    match &network {
+        Some(used) => process::enter_namespace(used.as_fd()).step(|| "enter the network".into())?,
+        None => process::loopback_up().step(|| "bring loopback up".into())?,
     }
     // After joining, so that the group is the root of what the sandbox sees.
     process::unshare(Namespaces::CGROUP).step(|| "unshare the cgroup view".into())?;
     process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
     root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
-    proc(root).step(|| "mount /proc".into())?;
+    let proc = mount_proc(root).step(|| "mount /proc".into())?;
+    if network.is_some() && !is_unused_network(&proc) {
+        process::unshare(Namespaces::NET)
+            .and_then(|()| process::loopback_up())
+            .step(|| "make a network".into())?;
+    }
     devices(root, launch.shm_bytes).step(|| "mount /dev".into())?;
     cover(root, "sys", stage::sys()).step(|| "mount /sys".into())?;
     files(root, launch).step(|| "bind the files of /etc".into())?;
@@ -95,7 +99,7 @@ fn cover_present(inside: &MountFd, path: &str, what: io::Result<MountFd>) -> io:
     }
 }
 
-fn proc(root: &MountFd) -> io::Result<()> {
+fn mount_proc(root: &MountFd) -> io::Result<MountFd> {
     let proc = Proc::default().mount_detached(Attributes::KERNEL)?;
     let place = root.open_inside(Path::new("proc"))?;
     mount::attach_at(&proc, place.as_fd(), Path::new(""))?;
@@ -118,7 +122,29 @@ fn proc(root: &MountFd) -> io::Result<()> {
             if kind == sys::file::FileKind::Directory { stage::empty()? } else { stage::null()? };
         mount::attach_at(&mask, place.as_fd(), Path::new(""))?;
     }
-    Ok(())
+    Ok(proc)
+}
+
+/// Whether nothing is left of the sandbox that had this network before: no socket of any kind, and no
+/// connection that waits for its time to be over. Its settings cannot have changed: nobody inside has the
+/// right. Making a network namespace is the most expensive step of a launch, so they are used again.
+fn is_unused_network(proc: &MountFd) -> bool {
+    use std::io::Read;
+    let flags = sys::file::OFlags::RDONLY | sys::file::OFlags::CLOEXEC;
+    let own = format!("{}/net/sockstat", process::own_pid());
+    let Ok(file) = sys::file::open_beneath(proc.as_fd(), Path::new(&own), flags, 0) else {
+        return false;
+    };
+    let mut text = String::new();
+    if std::fs::File::from(file).read_to_string(&mut text).is_err() {
+        return false;
+    }
+    let has = |line: &str, key: &str| {
+        let words = text.lines().find(|known| known.starts_with(line)).unwrap_or_default();
+        let mut words = words.split_whitespace();
+        words.find(|word| *word == key).and(words.next()) == Some("0")
+    };
+    has("sockets:", "used") && has("TCP:", "inuse") && has("TCP:", "tw")
 }
 
 fn devices(root: &MountFd, shm_bytes: u64) -> io::Result<()> {

@@ -2,8 +2,8 @@
 
 use prost::Message;
 use proto::launch::{
-    ENVELOPE, FromZygote, MAX_DESCRIPTORS, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, Reply, Request,
-    ToZygote,
+    ENVELOPE, FromZygote, MAX_DESCRIPTORS, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_REPLY_BYTES,
+    Reply, Request, ToZygote,
 };
 use std::fmt;
 use std::io::{self, Read};
@@ -95,9 +95,21 @@ impl Wire {
     }
 
     /// Answers, with descriptors.
-    pub fn send(&self, reply: Reply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn send(&self, mut reply: Reply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match &mut reply {
+            Reply::Failed(failed) => cut(&mut failed.step),
+            Reply::Refused(refused) => cut(&mut refused.message),
+            _ => {}
+        }
         let message = FromZygote { reply: Some(reply) };
         self.socket.send(&message.encode_to_vec(), descriptors)
+    }
+}
+
+/// A command's name can be longer than an answer may be.
+fn cut(text: &mut String) {
+    if let Some((end, _)) = text.char_indices().nth(MAX_REPLY_BYTES / 8) {
+        text.truncate(end);
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Shared {
 impl Shared {
     /// Moves the calling process into a group of every version 1 hierarchy.
     pub fn join_version_1(&self, group: &str) -> io::Result<()> {
+        // A group without real-time budget refuses real-time processes, and a sandbox is none.
+        process::use_ordinary_scheduling()?;
         self.version_1
             .iter()
             .try_for_each(|hierarchy| cgroup::join_version_1(hierarchy.as_fd(), Path::new(group)))

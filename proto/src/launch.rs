@@ -13,6 +13,9 @@ use prost::{Message, Oneof};
 /// The most bytes of a message that travels in the packet itself.
 pub const MAX_INLINE_BYTES: usize = 60_000;
 
+/// The most bytes of an answer of the zygote; texts in it are cut to fit.
+pub const MAX_REPLY_BYTES: usize = 4096;
+
 /// The packet that stands for a message in a memory file.
 pub const ENVELOPE: &[u8] = b"\0";
 

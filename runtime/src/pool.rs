@@ -7,6 +7,7 @@
 
 use crate::plan::PlannedLimits;
 use layer::{Context, Error, ErrorKind, Result};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +33,8 @@ pub struct Slot {
     /// Groups for single commands that exist below its group.
     command_groups: AtomicU32,
     is_spoiled: AtomicBool,
+    /// The network namespace of the last user, for the next one.
+    network: Mutex<Option<OwnedFd>>,
 }
 
 impl Slot {
@@ -43,6 +46,16 @@ impl Slot {
     /// The slot cannot be used again.
     pub fn spoil(&self) {
         self.is_spoiled.store(true, Ordering::Relaxed);
+    }
+
+    /// A network namespace to use again; the init looks whether it may.
+    pub fn take_network(&self) -> Option<OwnedFd> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Keeps a network namespace for the next user.
+    pub fn keep_network(&self, network: OwnedFd) {
+        *self.network.lock().unwrap_or_else(PoisonError::into_inner) = Some(network);
     }
 
     /// How many groups for commands exist already, empty.
@@ -124,6 +137,7 @@ impl Pool {
             oom_before: AtomicU64::new(0),
             command_groups: AtomicU32::new(0),
             is_spoiled: AtomicBool::new(false),
+            network: Mutex::new(None),
         }
     }
 
@@ -188,6 +202,9 @@ impl Pool {
             // What cannot be given back now stays charged and is reclaimed under pressure.
             let _partly = group.drop_memory();
         }
+        if is_untouched(&slot.upper) && is_scratch(&slot.work) {
+            return Ok(());
+        }
         for folder in [&slot.upper, &slot.work] {
             remove_folder(folder)?;
             make_folder(folder)?;
@@ -246,7 +263,32 @@ impl Pool {
         }
         // It stays while a sandbox lives on in it.
         let _in_use = self.hierarchies.group(&self.groups).remove();
+        if let Some(above) = self.groups.parent() {
+            // Shared with the nodes of other data directories.
+            let _in_use = self.hierarchies.group(above).remove_if_empty();
+        }
     }
+}
+
+/// Whether nothing was written into an upper folder, not even onto itself: overlayfs's own notes are the
+/// only xattrs. Owner and mode are set anew for every user.
+fn is_untouched(upper: &Path) -> bool {
+    const NOTES: [&[u8]; 3] =
+        [b"trusted.overlay.uuid", b"trusted.overlay.origin", b"trusted.overlay.impure"];
+    let is_note = |name: &Vec<u8>| NOTES.contains(&name.as_slice());
+    is_empty(upper) && sys::file::xattr::list(upper).is_ok_and(|names| names.iter().all(is_note))
+}
+
+/// Whether a work folder holds only the empty scratch folder that overlayfs makes and clears itself.
+fn is_scratch(work: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(work) else { return false };
+    entries.all(|entry| {
+        entry.is_ok_and(|entry| entry.file_name() == "work" && is_empty(&entry.path()))
+    })
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn make_folder(path: &Path) -> Result<()> {

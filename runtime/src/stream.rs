@@ -96,11 +96,13 @@ impl Sink {
     }
 }
 
+/// Read at once: little at first, since most commands print little, and more after a full read.
+const FIRST_BUFFER_BYTES: usize = 4 << 10;
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Moves everything from `source` to `sink`; see the module. `ended` tells of the command's end.
 pub async fn pump(source: End, is_error: bool, sink: Sink, mut ended: watch::Receiver<bool>) {
-    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut buffer = vec![0; FIRST_BUFFER_BYTES];
     loop {
         // Asked before the read: what was written before the end is in the source by then.
         let has_ended = *ended.borrow();
@@ -109,6 +111,9 @@ pub async fn pump(source: End, is_error: bool, sink: Sink, mut ended: watch::Rec
             Ok(count) => {
                 if !sink.push(is_error, &buffer[..count]).await {
                     return;
+                }
+                if count == buffer.len() {
+                    buffer.resize(BUFFER_BYTES, 0);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

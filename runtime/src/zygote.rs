@@ -10,7 +10,7 @@ use layer::{Context, Error, ErrorKind, Result};
 use prost::Message;
 use proto::launch::{
     Configure, ENVELOPE, Exec, Failed, FromZygote, Launch, MAX_DESCRIPTORS, MAX_INLINE_BYTES,
-    Reply, Request, ToZygote,
+    MAX_REPLY_BYTES, Reply, Request, ToZygote,
 };
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -310,7 +310,7 @@ impl Zygote {
 
     async fn receive(&self) -> Result<Option<(FromZygote, Vec<OwnedFd>)>> {
         let message = self.socket.async_io(tokio::io::Interest::READABLE, |socket| {
-            sys::socket::receive_with_descriptors(socket.as_fd(), MAX_INLINE_BYTES, MAX_DESCRIPTORS)
+            sys::socket::receive_with_descriptors(socket.as_fd(), MAX_REPLY_BYTES, MAX_DESCRIPTORS)
         });
         let Some(message) = message.await.context(|| "receive from the zygote".into())? else {
             return Ok(None);

@@ -156,6 +156,17 @@ impl Group<'_> {
         self.directories().try_for_each(|directory| remove_tree(&directory))
     }
 
+    /// Removes the group where it has neither processes nor groups below it.
+    pub fn remove_if_empty(&self) -> io::Result<()> {
+        for directory in self.directories() {
+            match std::fs::remove_dir(directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the group exists anywhere.
     pub fn exists(&self) -> bool {
         self.directories().any(|directory| directory.exists())

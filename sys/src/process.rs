@@ -126,6 +126,19 @@ pub fn pidfd_number(pidfd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::fstat(pidfd)?.st_ino)
 }
 
+/// The network namespace of the process behind a pidfd (Linux 6.11).
+pub fn network_namespace_of(pidfd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // _IO(0xFF, 4): PIDFD_GET_NET_NAMESPACE.
+    const REQUEST: libc::c_ulong = 0xff << 8 | 4;
+    // SAFETY: the request takes no argument; a result of zero or more is a new descriptor.
+    let fd = unsafe { libc::ioctl(pidfd.as_raw_fd(), REQUEST, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that only we know.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Whom a signal reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
@@ -259,6 +272,13 @@ pub fn new_session() -> io::Result<()> {
 pub fn own_pid() -> Pid {
     // SAFETY: getpid cannot fail.
     unsafe { libc::getpid() }
+}
+
+/// Leaves any real-time or idle class that was inherited for the ordinary one.
+pub fn use_ordinary_scheduling() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the structure outlives the call; 0 is the caller itself.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) })
 }
 
 /// Sets the file mode mask.

@@ -162,3 +162,22 @@ async fn a_fork_bomb_is_bounded_and_stops() -> Result<()> {
     assert!(world.processes().is_empty());
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_used_again_holds_nothing_of_its_last_user() -> Result<()> {
+    let world = World::new()?;
+    let (_service, client) = world.client().await?;
+    for _ in 0..4 {
+        let id = client.idle().await?.id;
+        let sockets =
+            "cat /proc/net/tcp /proc/net/udp /proc/net/unix | grep -vc -e local_address -e Num";
+        let seen = client.run(&id, &["sh", "-c", sockets]).await?;
+        assert_eq!(seen.text().trim(), "0");
+        // Leaves a listener, a finished connection that waits for its time, and data.
+        let line = "(nc -l -p 5000 -e true &) ; (nc -l -p 5001 >/dev/null &); sleep 0.1; \
+                    echo x | nc -w 1 127.0.0.1 5000; exit 0";
+        client.shell(&id, line).await?;
+        client.stop(&id).await?;
+    }
+    Ok(())
+}

@@ -135,3 +135,46 @@ async fn kills_at_any_moment_leak_nothing() -> Result<()> {
     drop(node);
     Ok(())
 }
+
+/// The zygote of a runtime.
+fn zygote_of(node: &Node) -> Result<u32> {
+    let parent = format!("PPid:\t{}", node.0.id());
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        if status.contains("lamella-zygote") && status.lines().any(|line| line == parent) {
+            return Ok(pid);
+        }
+    }
+    anyhow::bail!("no zygote")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_zygote_is_replaced_and_its_commands_are_not_lost() -> Result<()> {
+    let world = World::new()?;
+    let (node, client) = start(&world).await?;
+    let id = client.idle().await?.id;
+    let waiting = client.clone();
+    let sandbox = id.clone();
+    let running = tokio::spawn(async move {
+        let line = "touch /up; while test ! -e /go; do sleep 0.05; done; echo done; exit 8";
+        waiting.run(&sandbox, &["sh", "-c", line]).await
+    });
+    client.shell(&id, "while test ! -e /up; do sleep 0.05; done").await?;
+    for _ in 0..3 {
+        Command::new("kill").args(["-9", &zygote_of(&node)?.to_string()]).status()?;
+        // The first request may still meet the dead one.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = client.shell(&id, "echo again").await {
+            anyhow::ensure!(Instant::now() < deadline, "{error}");
+        }
+        let other = client.idle().await?.id;
+        client.stop(&other).await?;
+    }
+    client.shell(&id, "touch /go").await?;
+    let ran = running.await??;
+    assert_eq!((ran.text().as_str(), ran.ended.exit_code), ("done\n", 8));
+    client.stop(&id).await?;
+    assert!(world.processes().is_empty());
+    Ok(())
+}

@@ -57,7 +57,10 @@ impl Container {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let ours = hierarchies.group(&config.groups);
-        ours.create().context(|| format!("make group {}", config.groups.display()))?;
+        // Once more, since another node may just remove the folder that all nodes share.
+        ours.create()
+            .or_else(|_| ours.create())
+            .context(|| format!("make group {}", config.groups.display()))?;
         if let Some(above) = config.groups.parent() {
             hierarchies.group(above).delegate().context(|| "delegate controllers".into())?;
         }
@@ -133,14 +136,23 @@ impl Backend for Container {
             ..Launch::default()
         };
         let launched = match self.shared.zygote().await {
-            Ok(zygote) => zygote.launch(launch, root.as_fd(), None).await,
+            Ok(zygote) => {
+                let network = slot.take_network();
+                zygote.launch(launch, root.as_fd(), network.as_ref().map(AsFd::as_fd)).await
+            }
             Err(error) => Err(error),
         };
         // INVARIANT: only the sandbox's namespace holds the overlay from here on, so it is gone when
         // the init is, and the layers under it can be let go.
         drop(root);
         match launched {
-            Ok(init) => Ok(Box::new(ContainerInstance::new(&self.shared, slot, init))),
+            Ok(init) => {
+                // Older kernels do not hand it out; every sandbox gets a new one there.
+                if let Ok(network) = sys::process::network_namespace_of(init.pidfd.as_fd()) {
+                    slot.keep_network(network);
+                }
+                Ok(Box::new(ContainerInstance::new(&self.shared, slot, init)))
+            }
             Err(error) => {
                 let shared = Arc::clone(&self.shared);
                 tokio::task::spawn_blocking(move || shared.pool.give_back(slot));
