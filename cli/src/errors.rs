@@ -40,15 +40,15 @@ impl From<tonic::Status> for Failure {
 
 /// Adds to an error what the user can do about it.
 pub trait Remedy<T> {
-    /// The text is only made when there is an error, from its kind; `None` keeps the general advice.
-    fn remedy(self, advice: impl FnOnce(ErrorKind) -> Option<String>) -> Outcome<T>;
+    /// The text is only made when there is an error; `None` keeps the general advice.
+    fn remedy(self, advice: impl FnOnce(&Error) -> Option<String>) -> Outcome<T>;
 }
 
 impl<T, E: Into<Failure>> Remedy<T> for Result<T, E> {
-    fn remedy(self, advice: impl FnOnce(ErrorKind) -> Option<String>) -> Outcome<T> {
+    fn remedy(self, advice: impl FnOnce(&Error) -> Option<String>) -> Outcome<T> {
         self.map_err(|error| match error.into() {
             Failure::Failed { error, remedy: None } => {
-                let remedy = advice(error.kind());
+                let remedy = advice(&error);
                 Failure::Failed { error, remedy }
             }
             other => other,
@@ -57,14 +57,16 @@ impl<T, E: Into<Failure>> Remedy<T> for Result<T, E> {
 }
 
 /// Advice that is right for a kind wherever it comes from.
-fn general_remedy(kind: ErrorKind) -> Option<&'static str> {
-    match kind {
+fn general_remedy(error: &Error) -> Option<&'static str> {
+    match error.kind() {
         ErrorKind::Denied => Some("run as root"),
         ErrorKind::NoSpace => {
             Some("free some space, or choose another place with --store or --data")
         }
         ErrorKind::Unsupported => Some("`lamella doctor` says what this host can do"),
         ErrorKind::Corrupt => Some("`lamella fsck REF --data` says what is damaged"),
+        // An errno without a kind of its own is the system's word, not a defect.
+        ErrorKind::Internal if one_line(error).contains("(os error ") => None,
         ErrorKind::Internal => Some("this is a defect of lamella; -v shows the whole chain"),
         ErrorKind::NotFound
         | ErrorKind::Exists
@@ -87,6 +89,11 @@ fn causes(error: &Error) -> Vec<String> {
         next = cause.source();
     }
     lines
+}
+
+/// The cause below all others.
+pub fn innermost(error: &Error) -> String {
+    causes(error).pop().unwrap_or_default()
 }
 
 /// What failed and why, in one line: the outermost context and the innermost cause.
@@ -118,7 +125,7 @@ impl Failure {
                 format!("lamella: {}\n  (see `lamella help`)\n", escape(message))
             }
             Self::Failed { error, remedy } => {
-                let advice = remedy.as_deref().or_else(|| general_remedy(error.kind()));
+                let advice = remedy.as_deref().or_else(|| general_remedy(error));
                 let chain = causes(error);
                 if json {
                     json_line(error.kind().word(), &one_line(error), advice, &chain)
@@ -139,7 +146,7 @@ fn text_lines(error: &Error, advice: Option<&str>, chain: Option<&[String]>) -> 
         text.push_str(&escape(advice));
     }
     text.push('\n');
-    for cause in chain.into_iter().flatten() {
+    for cause in chain.into_iter().flatten().skip(1) {
         text.push_str("  because ");
         text.push_str(&escape(cause));
         text.push('\n');

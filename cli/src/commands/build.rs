@@ -170,8 +170,8 @@ impl Work {
     }
 }
 
-fn advice(kind: ErrorKind) -> Option<String> {
-    match kind {
+fn advice(error: &Error) -> Option<String> {
+    match error.kind() {
         ErrorKind::Corrupt => Some("the source is damaged; nothing was published".to_owned()),
         ErrorKind::Busy => Some("a file changed while it was read; try again".to_owned()),
         _ => None,

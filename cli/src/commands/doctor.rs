@@ -129,6 +129,9 @@ pub fn doctor(scene: &Scene) -> Outcome {
         let text = format!("no folder above {} exists", data.display());
         return Err(Error::new(ErrorKind::NotFound, text).into());
     };
+    if !rustix::process::geteuid().is_root() {
+        scene.out.notice("not run as root: much of this is missing for that reason alone");
+    }
     let capabilities = Capabilities::probe(scratch);
     let system = rustix::system::uname();
     let verdicts =

@@ -21,8 +21,9 @@ use tonic::transport::Channel;
 const INPUTS: usize = 8;
 
 /// What to say when a sandbox is unknown.
-pub fn lost_sandbox(kind: ErrorKind) -> Option<String> {
-    (kind == ErrorKind::NotFound).then(|| "`lamella ps -a` shows what there is".to_owned())
+pub fn lost_sandbox(error: &Error) -> Option<String> {
+    let lost = error.kind() == ErrorKind::NotFound && error.to_string().starts_with("no sandbox");
+    lost.then(|| "`lamella ps -a` shows what there is".to_owned())
 }
 
 /// `exec`

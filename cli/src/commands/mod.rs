@@ -26,8 +26,8 @@ use crate::args::{Action, Env};
 use crate::errors::{Failure, Outcome};
 use crate::output::Output;
 use crate::settings::Settings;
-use layer::LayerId;
 use layer::reference::{RefKind, Reference};
+use layer::{Error, ErrorKind, LayerId};
 use tonic::transport::Channel;
 
 /// What every command works with.
@@ -100,14 +100,13 @@ fn reference(text: &str) -> Outcome<Reference> {
         .split_once('/')
         .is_some_and(|(kind, rest)| kind.parse::<RefKind>().is_ok() && !rest.is_empty());
     let full = if has_kind { text.to_owned() } else { format!("env/{text}") };
-    full.parse::<Reference>().map_err(|error| {
-        Failure::Usage(format!("{text:?} names nothing: {}", crate::errors::one_line(&error)))
-    })
+    full.parse::<Reference>()
+        .map_err(|error| Failure::Usage(format!("{text:?}: {}", crate::errors::innermost(&error))))
 }
 
 /// What to say when a name is unknown.
-fn lost_name(kind: layer::ErrorKind) -> Option<String> {
-    (kind == layer::ErrorKind::NotFound).then(|| "`lamella ls` lists what there is".to_owned())
+fn lost_name(error: &Error) -> Option<String> {
+    (error.kind() == ErrorKind::NotFound).then(|| "`lamella ls` lists what there is".to_owned())
 }
 
 /// Who moves a reference.

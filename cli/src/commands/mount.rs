@@ -112,8 +112,8 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
     let name = named(&args.reference)?;
     let dir = std::fs::canonicalize(&args.dir)
         .context(|| format!("mount at {}", args.dir.display()))
-        .remedy(|kind| {
-            (kind == ErrorKind::NotFound).then(|| "create the directory first".into())
+        .remedy(|error| {
+            (error.kind() == ErrorKind::NotFound).then(|| "create the directory first".into())
         })?;
     if !dir.is_dir() {
         return Err(Error::invalid(format!("{} is no directory", dir.display())).into());
@@ -276,8 +276,9 @@ async fn unmount(settings: &Settings, out: Output, place: &Place, record: &Recor
     if is_mounted(&record.dir)? {
         sys::mount::unmount(&record.dir, Unmount::Now)
             .context(|| format!("unmount {}", record.dir.display()))
-            .remedy(|kind| {
-                (kind == ErrorKind::Busy).then(|| "end what uses it (`fuser -vm`)".to_owned())
+            .remedy(|error| {
+                (error.kind() == ErrorKind::Busy)
+                    .then(|| "end what uses it (`fuser -vm`)".to_owned())
             })?;
     }
     let _node = start::connect(settings, Lifetime::WhileUsed, out).await?;

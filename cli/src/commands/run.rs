@@ -17,7 +17,8 @@ use proto::v1::images_client::ImagesClient;
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::sandboxes_client::SandboxesClient;
 use proto::v1::{
-    ExecStart, LogsRequest, RemoveRequest, ResolveRequest, Sandbox, State, StopRequest, WaitRequest,
+    CreateRequest, ExecStart, LogsRequest, RemoveRequest, ResolveRequest, Sandbox, State,
+    StopRequest, WaitRequest,
 };
 use std::io;
 use std::time::Duration;
@@ -43,11 +44,7 @@ pub async fn run(scene: &Scene, args: Run) -> Outcome {
     }
     let mut client = SandboxesClient::new(node.channel.clone());
     let mut interrupts = Interrupts::new()?;
-    let sandbox = tokio::select! {
-        created = client.create(request) => created.remedy(lost_name)?.into_inner(),
-        // A sandbox that is born all the same belongs to a dead owner, or is seen by `ps`.
-        () = interrupts.next() => return Err(Failure::Code(INTERRUPTED)),
-    };
+    let sandbox = born(&client, request, &mut interrupts).await?;
     let code = if attached {
         drop(interrupts);
         let start = ExecStart { sandbox_id: sandbox.id.clone(), argv, ..ExecStart::default() };
@@ -106,6 +103,25 @@ impl Interrupts {
             _ = self.terminate.recv() => {}
         }
     }
+}
+
+/// Creates the sandbox. One that is born after Ctrl-C is removed at once.
+async fn born(
+    client: &SandboxesClient<Channel>,
+    request: CreateRequest,
+    interrupts: &mut Interrupts,
+) -> Outcome<Sandbox> {
+    let mut creator = client.clone();
+    let mut create = std::pin::pin!(creator.create(request));
+    tokio::select! {
+        created = &mut create => return Ok(created.remedy(lost_name)?.into_inner()),
+        () = interrupts.next() => {}
+    }
+    if let Ok(Ok(late)) = tokio::time::timeout(GRACE, create).await {
+        let id = late.into_inner().id;
+        client.clone().remove(RemoveRequest { id, force: true }).await?;
+    }
+    Err(Failure::Code(INTERRUPTED))
 }
 
 async fn stop(client: &mut SandboxesClient<Channel>, id: &str, grace: Duration) -> Outcome {

@@ -241,8 +241,8 @@ pub async fn rm(scene: &Scene, args: &Rm) -> Outcome {
     let force = args.force;
     each(scene, &args.which.ids, async |id| {
         let asked = client.clone().remove(RemoveRequest { id: id.clone(), force }).await;
-        asked.remedy(|kind| {
-            (kind == layer::ErrorKind::Busy).then(|| "-f stops it first".to_owned())
+        asked.remedy(|error| {
+            (error.kind() == layer::ErrorKind::Busy).then(|| "-f stops it first".to_owned())
         })?;
         Ok(v1::Sandbox { id, state: State::Gone.into(), ..v1::Sandbox::default() })
     })

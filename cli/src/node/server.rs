@@ -72,6 +72,8 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
     let node = match up {
         Ok(node) => node,
         Err(failure) => {
+            // Whoever hears of the failure may try again at once.
+            drop(node_lock);
             if mode != Mode::Foreground {
                 announce(&failed(&failure))?;
             }
@@ -121,7 +123,13 @@ impl Node {
         catalog.keep_to_the_end();
         let Opened { store, images } = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings).await?;
-        let runtime = open_runtime(settings, &images, store).await?;
+        let runtime = match open_runtime(settings, &images, store).await {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                daemon.finish().await?;
+                return Err(error.into());
+            }
+        };
         let sandboxes = proto::connect::in_process(runtime.routes()).await?;
         let routes = merge(images.routes(), runtime.routes());
         Ok(Self { routes, sandboxes, daemon, runtime, _images: images })

@@ -171,3 +171,14 @@ fn doctor_says_what_this_host_can_do_and_why_not_more() {
     assert!(!world.data().exists(), "doctor makes nothing");
     nothing_is_left(&world);
 }
+
+#[test]
+fn a_node_that_cannot_come_up_says_why_and_leaves_no_daemon() {
+    let world = World::new();
+    // The sandboxes' folder cannot be made: the runtime fails after fsd was started.
+    fs::create_dir_all(world.data()).unwrap();
+    fs::write(world.data().join("sandboxes"), "in the way").unwrap();
+    world.line("create base/nope:1").fails(1, "sandboxes");
+    world.line("up").fails(1, "sandboxes");
+    nothing_is_left(&world);
+}
