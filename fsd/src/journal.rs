@@ -128,7 +128,7 @@ impl Journal {
             let slot = Slot { journal: Arc::clone(&journal), index };
             match slot.owed()? {
                 Some((access, file)) => {
-                    outstanding.push(Outstanding { access, file, slot: Some(slot) })
+                    outstanding.push(Outstanding { access, file, slot: Some(slot) });
                 }
                 None => drop(slot),
             }

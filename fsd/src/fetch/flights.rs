@@ -188,6 +188,11 @@ impl Flights {
         self.lock().get(&chunk).map(|flight| flight.history).unwrap_or_default()
     }
 
+    /// Whether a blocked reader waits for a chunk.
+    pub fn is_demanded(&self, chunk: usize) -> bool {
+        self.lock().get(&chunk).is_some_and(|flight| flight.class == Class::Demand)
+    }
+
     /// Puts a running chunk back: at once, or to rest until [`Flights::wake`].
     pub fn put_back(
         &self,

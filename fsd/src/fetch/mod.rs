@@ -12,6 +12,7 @@
 //! Locking: see the parts. Threads hold no lock while they read, decode, write or tell.
 
 mod flights;
+mod outage;
 mod queue;
 mod source;
 mod timer;
@@ -27,6 +28,7 @@ pub use waiter::{Class, Done, Failure};
 use crate::cache::{CachedLayer, Space};
 use flights::Flights;
 use layer::{Context, Result};
+use outage::Outage;
 use queue::Queue;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,6 +115,8 @@ struct Inner {
     timer: Timer,
     counters: FetchCounters,
     space: SpaceGuard,
+    store_away: Outage,
+    disk_full: Outage,
 }
 
 /// The disk's room and who can make more of it.
@@ -158,6 +162,8 @@ impl Engine {
             timer: Timer::default(),
             counters: FetchCounters::default(),
             space: SpaceGuard { space, make_room: Mutex::new(None) },
+            store_away: Outage::default(),
+            disk_full: Outage::default(),
             settings,
         });
         for index in 0..threads {

@@ -78,7 +78,10 @@ fn read(inner: &Arc<Inner>, ticket: &Ticket, class: Class) {
     };
     let Some(run) = layer.flights.take(ticket.chunk, &locations, longest) else { return };
     match read_run(layer, &run, &locations) {
-        Ok(pieces) => share(inner, pieces),
+        Ok(pieces) => {
+            inner.store_away.over();
+            share(inner, pieces);
+        }
         Err(error) => settle(inner, layer, &run, &locations, error),
     }
 }
@@ -149,6 +152,7 @@ fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]
         inner.space.check(plain.len() as u64).and_then(|()| layer.cached.fill(chunk, plain));
     match written {
         Ok(()) => {
+            inner.disk_full.over();
             layer.fills.fetch_add(1, Ordering::Relaxed);
             inner.counters.fills.fetch_add(1, Ordering::Relaxed);
             inner.counters.filled_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
@@ -224,7 +228,7 @@ fn settle(
             | ErrorKind::Internal
             | ErrorKind::NoSpace => rest(inner, layer, chunk, error),
             ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {
-                give_up(layer, chunk, error)
+                give_up(layer, chunk, error);
             }
         }
     }
@@ -232,6 +236,11 @@ fn settle(
 
 /// Tries again after a pause that grows.
 fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
+    let full = error.kind() == ErrorKind::NoSpace;
+    let outage = if full { &inner.disk_full } else { &inner.store_away };
+    if outage.failed(inner.settings.deadline) && layer.flights.is_demanded(chunk) {
+        return give_up(layer, chunk, error);
+    }
     let history = layer.flights.history(chunk);
     let failure = Failure::from(error);
     if history.rests == 0 {

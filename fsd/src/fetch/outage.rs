@@ -1,0 +1,43 @@
+//! How long something has been failing without a break: the store, or the room on the disk.
+//!
+//! The first reader waits to its deadline. While the outage goes on, later ones are tried once and
+//! refused at once: one read of a file is many events, and waiting for each would take minutes.
+//!
+//! Locking: one mutex around the start of the outage.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An outage, or none.
+#[derive(Debug, Default)]
+pub struct Outage {
+    since: Mutex<Option<Instant>>,
+}
+
+impl Outage {
+    /// It failed again. Answers whether it has been failing for longer than this.
+    pub fn failed(&self, patience: Duration) -> bool {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.get_or_insert_with(Instant::now).elapsed() > patience
+    }
+
+    /// It works.
+    pub fn over(&self) {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_lasts_from_its_first_failure_to_the_next_success() {
+        let outage = Outage::default();
+        assert!(!outage.failed(Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(outage.failed(Duration::from_millis(1)));
+        outage.over();
+        assert!(!outage.failed(Duration::from_millis(1)));
+    }
+}
