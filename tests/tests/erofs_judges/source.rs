@@ -163,7 +163,7 @@ impl Grower<'_> {
 
     fn sparse(&mut self, path: &Path) -> Result<()> {
         let file = File::create(path)?;
-        let size = self.random.pick(&[5_000, 65_536, 1 << 20, (1 << 30) + 7, 1 << 42]);
+        let size = self.random.pick(&[5_000, 65_536, 1 << 20, (1 << 30) + 7, 1 << 38]);
         file.set_len(size)?;
         for _ in 0..self.random.below(4) {
             let at = self.random.below(size - 4000);
