@@ -88,7 +88,7 @@ fn a_full_cache_disk_denies_with_enospc_and_recovers() {
             Err(error) => assert!(Instant::now() < deadline, "room again, but {error}"),
         }
     }
-    drop(world);
+    world.end();
     drop(disk);
 }
 
@@ -100,6 +100,6 @@ fn a_full_cache_disk_does_not_stop_erofs_fuse() {
     world.compare(Path::new(&at)).unwrap();
     let stats = world.stats().unwrap();
     assert!(stats.layers[0].present_bytes < stats.layers[0].data_bytes);
-    drop(world);
+    world.end();
     drop(disk);
 }

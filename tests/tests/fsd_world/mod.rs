@@ -365,6 +365,13 @@ pub fn first_difference(got: &[u8], expected: &[u8]) -> String {
 
 impl Drop for World {
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl World {
+    /// Ends every process and mount of this world.
+    pub fn end(&mut self) {
         // Blocked readers first get their answers or errors; nothing here may hang.
         for mount in self.mounts().iter().rev() {
             let _ = sys::mount::unmount(mount, sys::mount::Unmount::Lazy);
@@ -376,16 +383,28 @@ impl Drop for World {
         for index in 0..fsd::KEEPERS {
             let Some(pid) = self.keeper_pid(index) else { continue };
             let _ = self.kill_keeper(index);
-            for _ in 0..200 {
-                if !Path::new(&format!("/proc/{pid}/fd/0")).exists() {
+            for _ in 0..400 {
+                if !Path::new(&format!("/proc/{pid}/cmdline")).exists() {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let data = Digest::of(self.data.as_os_str().as_encoded_bytes()).short();
+        }
+        self.remove_keeper_groups();
+    }
+
+    /// A group cannot be removed before its last process is reaped, which init does in its own time.
+    fn remove_keeper_groups(&self) {
+        let data = Digest::of(self.data.as_os_str().as_encoded_bytes()).short();
+        for index in 0..fsd::KEEPERS {
             for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"] {
                 let group = Path::new(root).join(format!("lamella-keeper-{data}-{index}"));
-                let _ = std::fs::remove_dir(group);
+                for _ in 0..400 {
+                    if !group.exists() || std::fs::remove_dir(&group).is_ok() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
             }
         }
     }
