@@ -206,7 +206,9 @@ proptest! {
 
 fn read_everything(bytes: &[u8]) -> crate::Result<()> {
     let reader = Reader::parse(bytes)?;
-    for number in 0..bytes.len() as u64 / 32 {
+    // A sample: each may copy as much as the image has.
+    let step = bytes.len() / 32 / 300 + 1;
+    for number in (0..bytes.len() as u64 / 32).step_by(step) {
         let _ = reader.inode(number);
         let _ = reader.read_dir(number);
         let _ = reader.lookup(number, b"a");
