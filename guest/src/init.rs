@@ -41,7 +41,7 @@ const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 /// Becomes the init that `launch` asks for. Never returns.
 pub fn become_init(shared: &Shared, launch: &Launch, root: OwnedFd, network: Option<OwnedFd>) -> ! {
-    let built = build(shared, launch, &MountFd::from_fd(root), network)
+    let built = build(shared, launch, &MountFd::from_fd(root), network.as_ref())
         .and_then(|()| confine(shared).step(|| "confine the init".into()));
     if let Err(failure) = built {
         let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);
@@ -62,10 +62,10 @@ fn build(
     shared: &Shared,
     launch: &Launch,
     root: &MountFd,
-    network: Option<OwnedFd>,
+    network: Option<&OwnedFd>,
 ) -> Result<(), Failure> {
     shared.join_version_1(&launch.group).step(|| format!("join group {}", launch.group))?;
-    match &network {
+    match network {
         Some(used) => process::enter_namespace(used.as_fd()).step(|| "enter the network".into())?,
         None => process::loopback_up().step(|| "bring loopback up".into())?,
     }

@@ -165,8 +165,11 @@ impl Run {
 
     fn end_of(&self, exit: Option<Exit>) -> EndKind {
         match exit {
+            // A shell whose child was killed answers 137 in its place.
+            Some(Exit::Signal(9) | Exit::Code(137)) | None if self.sandbox.has_new_oom_kill() => {
+                EndKind::Oom
+            }
             Some(Exit::Code(code)) => EndKind::Exited(code),
-            Some(Exit::Signal(9)) | None if self.sandbox.has_new_oom_kill() => EndKind::Oom,
             Some(Exit::Signal(signal)) => EndKind::Signal(signal),
             None => EndKind::Killed,
         }

@@ -122,7 +122,7 @@ impl Node {
         let mut cleaning = self.cleaning.subscribe();
         let _watched = cleaning.wait_for(|count| *count == 0).await;
         self.layers.detach_idle(Duration::ZERO).await;
-        tokio::task::block_in_place(|| self.container.close());
+        self.container.close().await;
     }
 
     pub(crate) fn journal(&self, id: &str) -> Journal {
@@ -465,8 +465,8 @@ pub(crate) async fn follow_main(
     }
     let end = match (refusal, exit) {
         (Some((code, _)), _) => End::Exited(code),
+        (None, Some(Exit::Signal(9) | Exit::Code(137))) if sandbox.has_new_oom_kill() => End::Oom,
         (None, Some(Exit::Code(code))) => End::Exited(code),
-        (None, Some(Exit::Signal(9))) if sandbox.has_new_oom_kill() => End::Oom,
         (None, Some(Exit::Signal(9)) | None) if sandbox.is_stop_asked() => End::Killed,
         (None, Some(Exit::Signal(signal))) => End::Signal(signal),
         (None, None) => End::Killed,

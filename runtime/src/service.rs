@@ -29,7 +29,6 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Service {
     /// Opens the node on its data directory: adopts living sandboxes, clears what dead ones left.
-    /// Needs a tokio runtime with more than one thread.
     pub async fn open(config: RuntimeConfig) -> Result<Self> {
         Ok(Self { node: Node::open(config).await? })
     }

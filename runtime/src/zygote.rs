@@ -196,6 +196,15 @@ impl Zygote {
         self.lock().is_lost
     }
 
+    /// Lets the zygote end, and with it the task that listens to it. Its processes live on.
+    pub fn close(&self) {
+        let copy = self.socket.get_ref().try_clone().map(std::os::unix::net::UnixStream::from);
+        let closed = copy.and_then(|socket| socket.shutdown(std::net::Shutdown::Both));
+        if let Err(error) = closed {
+            tracing::warn!(%error, "the zygote cannot be told to end");
+        }
+    }
+
     /// Makes a sandbox; answers when commands can run in it.
     pub async fn launch(
         &self,
@@ -271,7 +280,9 @@ impl Zygote {
         if self.is_lost() {
             return Err(lost());
         }
-        Err(Error::new(ErrorKind::Unavailable, "the sandbox ended under the command"))
+        let text = "the process ended before it could become the command: \
+                    the sandbox ended, or has no memory left";
+        Err(Error::new(ErrorKind::Unavailable, text))
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {

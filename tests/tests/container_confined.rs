@@ -129,6 +129,8 @@ async fn memory_beyond_the_limit_ends_as_oom() -> Result<()> {
     let ran = client.run(&id, &["tail", "/dev/zero"]).await?;
     assert_eq!(how(&ran.ended.end), Some(end::How::Oom(true)), "{:?}", ran.ended);
     assert_eq!(ran.ended.exit_code, 137);
+    let ran = client.run(&id, &["sh", "-c", "tail /dev/zero; exit $?"]).await?;
+    assert_eq!(how(&ran.ended.end), Some(end::How::Oom(true)), "{:?}", ran.ended);
     assert_eq!(client.shell(&id, "echo alive").await?, "alive\n");
     // The sandbox's own command.
     let argv = vec!["tail".into(), "/dev/zero".into()];

@@ -43,7 +43,11 @@ async fn pausing_stops_time_and_everything_works_around_it() -> Result<()> {
     let (_service, client) = world.client().await?;
     let id = client.idle().await?.id;
     client
-        .shell(&id, "(while :; do echo x >> /tmp/beat; sleep 0.01; done) >/dev/null 2>&1 &")
+        .shell(
+            &id,
+            "(while :; do echo x >> /tmp/beat; sleep 0.01; done) >/dev/null 2>&1 & \
+             while test ! -s /tmp/beat; do sleep 0.01; done",
+        )
         .await?;
     let inner = &client.inner;
     for _ in 0..2 {

@@ -83,9 +83,15 @@ impl Container {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Removes free slots and our groups. Sandboxes that live go on. Blocking.
-    pub fn close(&self) {
-        self.shared.pool.close();
+    /// Lets the zygote end, removes free slots and our groups. Sandboxes that live go on.
+    pub async fn close(&self) {
+        if let Some(zygote) = self.shared.zygote.write().await.take() {
+            zygote.close();
+        }
+        let shared = Arc::clone(&self.shared);
+        if let Err(error) = tokio::task::spawn_blocking(move || shared.pool.close()).await {
+            tracing::error!(%error, "removing slots panicked");
+        }
     }
 }
 

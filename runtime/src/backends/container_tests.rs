@@ -84,7 +84,7 @@ async fn a_sandbox_runs_commands_and_leaves_nothing() {
         instance.ended().await;
         instance.release().await;
     }
-    backend.close();
+    backend.close().await;
     let hierarchies = Hierarchies::detect().unwrap();
     assert!(!hierarchies.group(&world.groups).exists());
     assert_eq!(std::fs::read_dir(world.folder.path().join("slots")).unwrap().count(), 0);
