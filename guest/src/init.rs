@@ -40,8 +40,13 @@ const MASKED: [&str; 15] = [
 const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 /// Becomes the init that `launch` asks for. Never returns.
-pub fn become_init(shared: &Shared, launch: &Launch, root: OwnedFd, network: Option<OwnedFd>) -> ! {
-    let built = build(shared, launch, &MountFd::from_fd(root), network.as_ref())
+pub fn become_init(
+    shared: &Shared,
+    launch: &Launch,
+    root: OwnedFd,
+    network: Option<&OwnedFd>,
+) -> ! {
+    let built = build(shared, launch, &MountFd::from_fd(root), network)
         .and_then(|()| confine(shared).step(|| "confine the init".into()));
     if let Err(failure) = built {
         let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);

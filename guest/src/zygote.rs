@@ -156,7 +156,7 @@ fn start_init(shared: &Shared, launch: &Launch, mut incoming: Incoming) -> Resul
     let how = Fork { namespaces, cgroup: cgroup.as_ref().map(AsFd::as_fd) };
     // SAFETY: this program never starts a thread.
     match unsafe { process::fork(&how) }.step(|| "clone3 the init".into())? {
-        Forked::Child => init::become_init(shared, launch, root, network),
+        Forked::Child => init::become_init(shared, launch, root, network.as_ref()),
         Forked::Parent { pid, pidfd } => {
             let started = Reply::Launched(Started { request: launch.request, pid });
             shared.wire.send(started, &[pidfd.as_fd()]).step(|| "announce an init".into())

@@ -475,5 +475,4 @@ impl Drop for CommandTree {
 }
 
 #[cfg(test)]
-#[path = "container_tests.rs"]
 mod tests;
