@@ -58,7 +58,9 @@ fn carry_out(cli: Cli) -> Outcome {
         Action::Doctor => commands::doctor(&scene),
         Action::Keeper(args) => commands::keeper(&scene, &args),
         action => {
-            if !matches!(action, Action::Up(_) | Action::Fsd) {
+            // A daemon has brought its own work to its end when it returns.
+            let is_daemon = matches!(action, Action::Up(_) | Action::Fsd);
+            if !is_daemon {
                 node::log::to_stderr(if cli.verbose { "info" } else { "error" });
             }
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -66,7 +68,7 @@ fn carry_out(cli: Cli) -> Outcome {
                 .build()
                 .map_err(|error| Error::io("start the threads", error))?;
             let outcome = runtime.block_on(commands::dispatch(scene, action));
-            end(runtime);
+            end(runtime, if is_daemon { Duration::ZERO } else { TAIL });
             outcome
         }
     }
@@ -74,8 +76,8 @@ fn carry_out(cli: Cli) -> Outcome {
 
 /// Lets what was begun in the background come to its end, then ends the threads. The catalog is closed
 /// when the last of them is gone; leaving the process before would tear RocksDB's threads down under it.
-fn end(runtime: Runtime) {
-    let deadline = Instant::now() + TAIL;
+fn end(runtime: Runtime, tail: Duration) {
+    let deadline = Instant::now() + tail;
     while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }

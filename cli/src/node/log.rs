@@ -99,6 +99,7 @@ pub fn to_stderr(level: &str) {
     _ = tracing_subscriber::fmt()
         .with_env_filter(filter(level))
         .with_target(false)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
         .with_writer(io::stderr)
         .try_init();
 }

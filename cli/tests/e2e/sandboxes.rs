@@ -4,6 +4,7 @@ use crate::world::{Done, World, alive, kill};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -288,4 +289,66 @@ fn a_terminal_is_forwarded_and_given_back_as_it_was() {
     assert_eq!(before.local_modes, after.local_modes);
     assert_eq!(before.input_modes, after.input_modes);
     nothing_is_left(&world);
+}
+
+/// Control groups of this world's sandboxes: the runtime names them by the path of its folder.
+fn groups(world: &World) -> Vec<PathBuf> {
+    let folder = world.data().join("sandboxes");
+    let folder = fs::canonicalize(&folder).unwrap_or(folder);
+    // FNV-1a, as the runtime has it.
+    let hash =
+        folder.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let mut pending = vec![PathBuf::from("/sys/fs/cgroup")];
+    let mut found = Vec::new();
+    while let Some(folder) = pending.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if is_folder && entry.file_name().to_string_lossy() == format!("{hash:016x}") {
+                found.push(entry.path());
+            } else if is_folder {
+                pending.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn whoever_is_killed_whenever_the_next_node_clears_up() {
+    let world = world();
+    for round in 0..6_u64 {
+        let id = world.line("create box:1").ok().out.trim().to_owned();
+        shell(&world, &format!("exec {id}"), "echo x > /data/x").ok();
+        let node = world.node_pid().unwrap();
+        let stats = world.line("stats --json").ok().json();
+        let children = [
+            world.spawn("create box:1"),
+            world.spawn("run --rm box:1 -- true"),
+            world.spawn(&format!("pack-diff {id} -t packed:{round}")),
+            world.spawn(&format!("exec {id} -- sleep 1")),
+        ];
+        std::thread::sleep(Duration::from_millis(5 + 23 * round));
+        match round % 3 {
+            0 => kill(node, 9),
+            1 => children.iter().for_each(|child| kill(child.id(), 9)),
+            _ => {
+                kill(stats["fsd_pid"].as_u64().unwrap() as u32, 9);
+                kill(node, 9);
+            }
+        }
+        for child in children {
+            child.wait_with_output().unwrap();
+        }
+        // What was named is whole.
+        for row in world.line("ls --json").ok().json().as_array().unwrap() {
+            let reference = row["reference"].as_str().unwrap();
+            world.line(&format!("fsck {reference} --data")).ok();
+        }
+        shell(&world, "run --rm box:1", "test ! -e /data/x").ok();
+        world.line("down").ok();
+        nothing_is_left(&world);
+        assert_eq!(groups(&world), Vec::<PathBuf>::new(), "control groups are left");
+    }
 }
