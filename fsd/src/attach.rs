@@ -167,6 +167,9 @@ impl Attachments {
         });
         let attached = self.attach_live(live, holder, wanted);
         if attached.is_err() {
+            if live.holders.is_empty() {
+                self.unmount(live)?;
+            }
             self.release_if_unused(&mut state)?;
         }
         attached.map_err(|error| error.context(format!("attach layer {id}")))

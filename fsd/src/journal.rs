@@ -27,7 +27,7 @@ use sys::fanotify::{EVENT_BYTES, PreAccess, Record, parse_record};
 use sys::memory::SharedMapping;
 
 /// Events that may be read and unanswered at once. More wait in the kernel's queue.
-pub const SLOTS: usize = 2048;
+pub const SLOTS: usize = 8192;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lmlajrnl");
 const VERSION: u32 = 1;

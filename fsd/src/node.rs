@@ -61,9 +61,19 @@ impl Notification {
     fn open(inheritance: Option<Inheritance>) -> Result<Self> {
         match inheritance {
             Some(Inheritance { group, journal, files }) => {
-                let (journal, owed) = Journal::adopt(journal)?;
-                let inherited = Some((owed, files));
-                Ok(Self { group: Group::from_fd(group), journal, inherited })
+                let group = Group::from_fd(group);
+                match Journal::adopt(journal) {
+                    Ok((journal, owed)) => {
+                        Ok(Self { group, journal, inherited: Some((owed, files)) })
+                    }
+                    Err(error) => {
+                        // Of another version: what was owed cannot be known, so all of it is an error.
+                        tracing::error!(error = %error.chain(), "blocked readers get errors");
+                        let journal = Journal::create()?;
+                        journal.note_numbers(MAX_NUMBERS as u32)?;
+                        Ok(Self { group, journal, inherited: Some((Vec::new(), files)) })
+                    }
+                }
             }
             None => {
                 let group = Group::new().context(|| "make a fanotify group".to_owned())?;

@@ -253,3 +253,62 @@ fn errno_of_direct_open(path: &Path) -> Option<i32> {
     let opened = File::options().read(true).custom_flags(0o40000).open(path);
     opened.err().and_then(|error| error.raw_os_error())
 }
+
+#[test]
+fn a_stop_without_a_drain_is_taken_over_like_a_crash() {
+    let mut world = world();
+    world.start().unwrap();
+    let at = world.attach("a").unwrap();
+    let keepers = world.stats().unwrap().keeper_pids;
+    let pid = i32::try_from(world.fsd_pid().unwrap()).unwrap();
+    let pidfd = sys::process::pidfd_open(pid).unwrap();
+    sys::process::pidfd_signal(std::os::fd::AsFd::as_fd(&pidfd), 15, sys::process::Reach::Process)
+        .unwrap();
+    assert!(world.wait_end().unwrap().success());
+    let reader = {
+        let (path, expected) = world.layer.files.iter().next().unwrap();
+        let (path, expected) = (at.join(path), expected.clone());
+        std::thread::spawn(move || std::fs::read(path).unwrap() == expected)
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!reader.is_finished(), "it waits for the next fsd");
+    world.start().unwrap();
+    assert!(reader.join().unwrap());
+    assert_eq!(world.stats().unwrap().keeper_pids, keepers, "the same keepers");
+    world.compare(&at).unwrap();
+}
+
+#[test]
+fn a_bad_holder_or_an_unknown_layer_leaves_nothing_behind() {
+    let mut world = world();
+    world.start().unwrap();
+    assert!(world.attach("").is_err());
+    assert!(world.attach(&"/".repeat(300)).is_err());
+    assert!(world.mounts().is_empty());
+    assert!(world.stats().unwrap().layers.is_empty());
+    world.layer.id = layer::LayerId([9; 32]);
+    let error = world.attach("a").unwrap_err();
+    assert!(format!("{error:#}").contains("not"), "{error:#}");
+    assert!(world.stats().unwrap().layers.is_empty());
+}
+
+#[test]
+fn many_attaches_of_one_layer_at_once_are_one_mount() {
+    let mut world = world();
+    world.start().unwrap();
+    std::thread::scope(|scope| {
+        for index in 0..12 {
+            let world = &world;
+            scope.spawn(move || world.attach(&format!("holder-{index}")).unwrap());
+        }
+    });
+    assert_eq!(world.mounts().len(), 1);
+    assert_eq!(world.stats().unwrap().layers[0].holders.len(), 12);
+    std::thread::scope(|scope| {
+        for index in 0..12 {
+            let world = &world;
+            scope.spawn(move || world.detach(&format!("holder-{index}")).unwrap());
+        }
+    });
+    assert!(world.mounts().is_empty());
+}

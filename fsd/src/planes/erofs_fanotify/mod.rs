@@ -46,9 +46,13 @@ impl ErofsFanotify {
     fn disarm(&self, layer: &Arc<ServedLayer>) -> Result<()> {
         let cached = layer.fetch().cached();
         if layer.is_marked() {
-            self.group
-                .unmark(cached.quiet_data())
-                .context(|| format!("unmark {}", cached.data_path().display()))?;
+            match self.group.unmark(cached.quiet_data()) {
+                // A former fsd died between setting or dropping the mark and telling the keepers.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                other => {
+                    other.context(|| format!("unmark {}", cached.data_path().display()))?;
+                }
+            }
             layer.set_marked(false);
         }
         self.keepers.forget(&cached.id());
