@@ -1,6 +1,8 @@
 //! Commands in a sandbox: streams, codes, users, terminals, time-outs. Case by case from public bug
 //! reports of comparable systems.
 
+#![allow(clippy::unwrap_used)]
+
 mod runtime_world;
 
 use anyhow::Result;

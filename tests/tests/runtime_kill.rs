@@ -1,5 +1,7 @@
 //! `kill -9` of the runtime: living sandboxes are adopted, dead ones reported, nothing leaks.
 
+#![allow(clippy::unwrap_used)]
+
 mod runtime_world;
 
 use anyhow::{Context, Result};

@@ -1,5 +1,7 @@
 //! The life of sandboxes: states, ends, repeated requests, files, and what is left afterwards.
 
+#![allow(clippy::unwrap_used)]
+
 mod runtime_world;
 
 use anyhow::{Context, Result};

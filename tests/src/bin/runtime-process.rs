@@ -2,7 +2,10 @@
 //!
 //! `runtime-process DATA IMAGE`: serves the sandboxes interface on `DATA/runtime.sock` and prints `ready`.
 
+#![forbid(unsafe_code)]
+
 use anyhow::{Context, Result};
+use std::io::Write;
 use std::path::PathBuf;
 
 #[path = "../../tests/runtime_world/mod.rs"]
@@ -18,7 +21,7 @@ fn main() -> Result<()> {
         let layers = runtime_world::FolderLayers::new(image);
         let service = runtime_world::open(&data, &layers).await?;
         let socket = data.join("runtime.sock");
-        println!("ready");
+        writeln!(std::io::stdout(), "ready")?;
         proto::connect::serve_unix(&socket, service.routes(), std::future::pending()).await?;
         anyhow::Ok(())
     })

@@ -3,7 +3,7 @@
 //!
 //! Dropping the world ends every sandbox and removes every trace, also after a failed test.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, bail};
 use layer::LayerId;
