@@ -87,26 +87,26 @@ impl<'t> SharedXattrs<'t> {
     /// and the largest of what would not fit behind an inode. Inodes come in the order of the image.
     pub(super) fn decide(&mut self, xattrs: &'t [Xattr]) -> Result<(), String> {
         let entries = entries(xattrs)?;
-        for entry in &entries {
-            let bytes = bytes_of(entry) as u64;
-            let count = self.uses.get(entry).map_or(0, |r#use| r#use.count);
+        for entry in entries {
+            let bytes = bytes_of(&entry) as u64;
+            let count = self.uses.get(&entry).map_or(0, |r#use| r#use.count);
             if count > 1 && bytes * count > bytes + 4 * count {
-                self.share(*entry)?;
+                self.share(entry)?;
             }
         }
-        let mut largest = entries;
+        let split = self.split(xattrs)?;
+        let (mut bytes, mut shared) = (split.bytes(), split.shared.len());
+        let mut largest = split.inline;
         largest.sort_by_key(|entry| std::cmp::Reverse(bytes_of(entry)));
-        let mut candidates = largest.into_iter();
-        loop {
-            let bytes = self.split(xattrs)?.bytes();
-            if bytes <= MAX_XATTR_BODY_BYTES {
-                return Ok(());
+        for entry in largest {
+            if bytes <= MAX_XATTR_BODY_BYTES || shared == MAX_SHARED_XATTRS {
+                break;
             }
-            let Some(entry) = candidates.next() else {
-                return Err(overflow(bytes));
-            };
+            bytes -= bytes_of(&entry) - XATTR_ENTRY_BYTES;
+            shared += 1;
             self.share(entry)?;
         }
+        if bytes > MAX_XATTR_BODY_BYTES { Err(overflow(bytes)) } else { Ok(()) }
     }
 
     fn share(&mut self, entry: Entry<'t>) -> Result<(), String> {
