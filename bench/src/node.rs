@@ -66,18 +66,23 @@ impl Lamella {
             .stderr(output)
             .spawn()
             .context("cannot start the node")?;
-        let mut node = Node { lamella: self.clone(), child, log, runtime: runtime()? };
+        let mut node = Node { lamella: self.clone(), child, log };
         node.wait_ready()?;
         Ok(node)
     }
 
-    /// Whether the node cache holds any layer.
+    /// Whether the node cache holds nothing: no file and no folder but its own lock.
     pub fn cache_is_empty(&self) -> anyhow::Result<bool> {
-        match fs::read_dir(self.data.join("cache")) {
-            Ok(mut entries) => Ok(entries.next().is_none()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
-            Err(error) => Err(error.into()),
+        let entries = match fs::read_dir(self.data.join("cache")) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+            entries => entries?,
+        };
+        for entry in entries {
+            if entry?.file_name() != "lock" {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
 
     /// Empties the node cache. No node may be up.
@@ -92,7 +97,6 @@ pub struct Node {
     lamella: Lamella,
     child: Child,
     log: PathBuf,
-    runtime: Runtime,
 }
 
 /// Counters of a node's file-system daemon.
@@ -124,18 +128,24 @@ impl Node {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                let log = fs::read_to_string(&self.log).unwrap_or_default();
-                bail!("the node ended at once ({status}): {}", shell::tail(&log));
+                bail!("the node ended at once ({status}): {}", self.last_words());
             }
             if self.socket("node.sock").exists() && self.loaded().is_ok() {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                let log = fs::read_to_string(&self.log).unwrap_or_default();
-                bail!("the node did not become ready: {}", shell::tail(&log));
+                bail!("the node did not become ready: {}", self.last_words());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// What the node and its file-system daemon said last.
+    fn last_words(&self) -> String {
+        let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+        let own = read(&self.log);
+        let daemon = read(&self.lamella.data.join("run/fsd.log"));
+        format!("{} | {}", shell::tail(&own), shell::tail(&daemon))
     }
 
     /// A socket of the node.
@@ -143,14 +153,27 @@ impl Node {
         self.lamella.data.join("run").join(name)
     }
 
-    fn channel(&self, socket: &str) -> anyhow::Result<Channel> {
-        Ok(self.runtime.block_on(proto::connect::unix(&self.socket(socket)))?)
+    /// Calls the node over a connection that is closed again when this returns: a node that goes down
+    /// waits for its clients.
+    fn call<T, F: Future<Output = anyhow::Result<T>>>(
+        &self,
+        socket: &str,
+        work: impl FnOnce(Channel) -> F,
+    ) -> anyhow::Result<T> {
+        let path = self.socket(socket);
+        runtime()?.block_on(async { work(proto::connect::unix(&path).await?).await })
+    }
+
+    fn stats(&self) -> anyhow::Result<v1::StatsResponse> {
+        self.call("fsd.sock", async |channel| {
+            let mut client = v1::layer_fs_client::LayerFsClient::new(channel);
+            Ok(client.stats(v1::StatsRequest {}).await?.into_inner())
+        })
     }
 
     /// What was loaded since the node's start.
     pub fn loaded(&self) -> anyhow::Result<Loaded> {
-        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
-        let stats = self.runtime.block_on(client.stats(v1::StatsRequest {}))?.into_inner();
+        let stats = self.stats()?;
         Ok(Loaded {
             store_bytes: stats.store_bytes,
             store_reads: stats.store_reads,
@@ -161,26 +184,27 @@ impl Node {
 
     /// Bytes asked for by events since the layers were attached: the union of their ranges.
     pub fn asked_bytes(&self) -> anyhow::Result<u64> {
-        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
-        let stats = self.runtime.block_on(client.stats(v1::StatsRequest {}))?.into_inner();
-        Ok(stats.layers.iter().map(|layer| layer.asked_bytes).sum())
+        Ok(self.stats()?.layers.iter().map(|layer| layer.asked_bytes).sum())
     }
 
     /// Loads all of a layer.
     pub fn complete(&self, reference: &str) -> anyhow::Result<()> {
         let layers = self.resolve(reference)?.layers;
-        let mut client = v1::layer_fs_client::LayerFsClient::new(self.channel("fsd.sock")?);
-        for layer in layers {
-            let request = v1::CompleteRequest { layer_id: layer.layer_id };
-            self.runtime.block_on(client.complete(request))?;
-        }
-        Ok(())
+        self.call("fsd.sock", async |channel| {
+            let mut client = v1::layer_fs_client::LayerFsClient::new(channel);
+            for layer in layers {
+                client.complete(v1::CompleteRequest { layer_id: layer.layer_id }).await?;
+            }
+            Ok(())
+        })
     }
 
     fn resolve(&self, reference: &str) -> anyhow::Result<v1::ResolveResponse> {
-        let mut client = v1::images_client::ImagesClient::new(self.channel("node.sock")?);
-        let request = v1::ResolveRequest { name: reference.to_owned() };
-        Ok(self.runtime.block_on(client.resolve(request))?.into_inner())
+        self.call("node.sock", async |channel| {
+            let mut client = v1::images_client::ImagesClient::new(channel);
+            let request = v1::ResolveRequest { name: reference.to_owned() };
+            Ok(client.resolve(request).await?.into_inner())
+        })
     }
 
     /// How large what a reference names is.
