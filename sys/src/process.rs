@@ -189,13 +189,19 @@ impl Exit {
 }
 
 /// Reaps one ended child of the caller, if there is one now. `None`: none has ended, or none exists.
+///
+/// A child that only stops is not reported: one that made its parent its tracer (PTRACE_TRACEME) would
+/// look ended while it lives.
 pub fn reap_any() -> io::Result<Option<(Pid, Exit)>> {
     let mut status: libc::c_int = 0;
     loop {
         // SAFETY: `status` outlives the call.
         let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-        if pid > 0 {
+        if pid > 0 && (libc::WIFEXITED(status) || libc::WIFSIGNALED(status)) {
             return Ok(Some((pid, Exit::of_status(status))));
+        }
+        if pid > 0 {
+            continue;
         }
         if pid == 0 {
             return Ok(None);
@@ -310,6 +316,10 @@ pub enum Resource {
     Core,
     /// Open descriptors.
     Descriptors,
+    /// Bytes of POSIX message queues, counted a user.
+    MessageQueues,
+    /// Queued signals and timers, counted a user.
+    PendingSignals,
 }
 
 impl Resource {
@@ -317,6 +327,8 @@ impl Resource {
         match self {
             Self::Core => libc::RLIMIT_CORE,
             Self::Descriptors => libc::RLIMIT_NOFILE,
+            Self::MessageQueues => libc::RLIMIT_MSGQUEUE,
+            Self::PendingSignals => libc::RLIMIT_SIGPENDING,
         }
     }
 }
@@ -340,6 +352,17 @@ pub fn set_limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
 pub fn close_from(first: i32) -> io::Result<()> {
     // SAFETY: closes descriptors by number; the caller holds no owner that it still uses.
     check(unsafe { libc::close_range(first as u32, u32::MAX, 0) })
+}
+
+/// Closes every descriptor but the standard streams and `kept`.
+pub fn close_all_but(kept: BorrowedFd<'_>) -> io::Result<()> {
+    let kept = kept.as_raw_fd() as u32;
+    let close = |first: u32, last: u32| {
+        // SAFETY: closes descriptors by number; the caller holds no owner that it still uses.
+        if first > last { Ok(()) } else { check(unsafe { libc::close_range(first, last, 0) }) }
+    };
+    close(3, kept.saturating_sub(1))?;
+    close(kept.saturating_add(1).max(3), u32::MAX)
 }
 
 /// Marks every descriptor from `first` on as closed on exec.
@@ -527,6 +550,64 @@ mod tests {
         let pidfd = pidfd_open(child.id() as Pid).unwrap();
         pidfd_signal(pidfd.as_fd(), 15, Reach::Group).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15));
+    }
+
+    #[test]
+    fn a_stopped_child_that_is_traced_is_not_taken_for_an_ended_one() {
+        // SAFETY: the child calls async-signal-safe functions only and ends with _exit.
+        let tracer = unsafe { libc::fork() };
+        if tracer == 0 {
+            // SAFETY: as above.
+            let verdict = unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                    libc::raise(libc::SIGSTOP);
+                    libc::_exit(3);
+                }
+                // The stop is pending or was taken; either way nobody has ended.
+                let mut calm = true;
+                for _ in 0..100 {
+                    calm &= matches!(reap_any(), Ok(None));
+                    libc::usleep(1000);
+                }
+                libc::kill(child, libc::SIGKILL);
+                let killed = loop {
+                    if let Ok(Some((pid, exit))) = reap_any() {
+                        break pid == child && exit == Exit::Signal(libc::SIGKILL);
+                    }
+                };
+                i32::from(!(calm && killed))
+            };
+            // SAFETY: as above.
+            unsafe { libc::_exit(verdict) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(tracer, &raw mut status, 0) }, tracer);
+        assert_eq!(Exit::of_status(status), Exit::Code(0));
+    }
+
+    #[test]
+    fn only_the_kept_descriptor_stays_open() {
+        // SAFETY: the child calls async-signal-safe functions only and ends with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; nothing of the test's own descriptors is used afterwards.
+            let verdict = unsafe {
+                let kept = libc::dup(0);
+                let (below, above) = (libc::fcntl(0, libc::F_DUPFD, 3), libc::dup(0));
+                let closed = close_all_but(BorrowedFd::borrow_raw(kept)).is_ok();
+                let is_open = |fd| libc::fcntl(fd, libc::F_GETFD) >= 0;
+                i32::from(!(closed && is_open(kept) && !is_open(below) && !is_open(above)))
+            };
+            // SAFETY: as above.
+            unsafe { libc::_exit(verdict) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(Exit::of_status(status), Exit::Code(0));
     }
 
     #[test]

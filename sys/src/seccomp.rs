@@ -288,12 +288,21 @@ fn sandbox_verdicts() -> Vec<Verdict> {
     let equals = |argument, mask, value| Test { argument, mask, equal: true, value };
     let deny = |any| Verdict::If { any, then: DENIED, otherwise: Action::Allow };
     const ALL: u32 = u32::MAX;
-    // New namespaces would bring back the rights that were dropped.
-    const NAMESPACES: u32 = 0x7e02_0000;
+    // New namespaces would bring back the rights that were dropped. CLONE_PARENT would make a child of
+    // our zygote, which has to reap it and to tell the runtime, at the expense of everybody else.
+    const NAMESPACES_AND_PARENT: u32 = 0x7e02_8000;
     table[libc::SYS_clone as usize] =
-        deny(vec![Test { argument: 0, mask: NAMESPACES, equal: false, value: 0 }]);
-    // AF_ALG (kernel crypto) and AF_VSOCK (the hypervisor) know no network namespace.
-    table[libc::SYS_socket as usize] = deny(vec![equals(0, ALL, 38), equals(0, ALL, 40)]);
+        deny(vec![Test { argument: 0, mask: NAMESPACES_AND_PARENT, equal: false, value: 0 }]);
+    // Others know no network namespace (AF_VSOCK reaches the hypervisor) or are little else than a way
+    // into rarely used kernel code (AF_ALG, AF_TIPC, AF_RDS, AF_QIPCRTR, ...).
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    for call in [libc::SYS_socket, libc::SYS_socketpair] {
+        table[call as usize] = Verdict::If {
+            any: families.map(|family| equals(0, ALL, family as u32)).to_vec(),
+            then: Action::Allow,
+            otherwise: Action::Errno(libc::EAFNOSUPPORT as u16),
+        };
+    }
     table[libc::SYS_ioctl as usize] = deny(vec![
         equals(1, ALL, 0x5412), // TIOCSTI: typing into the terminal of somebody else
         equals(1, ALL, 0x541c), // TIOCLINUX
@@ -376,8 +385,15 @@ mod tests {
         assert_eq!(call(libc::SYS_ioctl, [3, 0x5401, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(call(libc::SYS_clone, [0x1000_0011, 0, 0, 0, 0, 0]), denied);
         assert_eq!(call(libc::SYS_clone, [0x11, 0, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(call(libc::SYS_socket, [40, 1, 0, 0, 0, 0]), denied);
-        assert_eq!(call(libc::SYS_socket, [1, 1, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
+        // CLONE_PARENT.
+        assert_eq!(call(libc::SYS_clone, [0x8011, 0, 0, 0, 0, 0]), denied);
+        let no_family = Action::Errno(libc::EAFNOSUPPORT as u16).value();
+        for family in 0..64 {
+            let known = [1, 2, 10, 16].contains(&family);
+            let expected = if known { libc::SECCOMP_RET_ALLOW } else { no_family };
+            assert_eq!(call(libc::SYS_socket, [family, 1, 0, 0, 0, 0]), expected, "{family}");
+            assert_eq!(call(libc::SYS_socketpair, [family, 1, 0, 0, 0, 0]), expected, "{family}");
+        }
         assert_eq!(call(libc::SYS_personality, [5, 0, 0, 0, 0, 0]), denied);
     }
 
