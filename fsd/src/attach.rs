@@ -136,7 +136,9 @@ impl Attachments {
             Arc::clone(&self.parts.locator),
             Arc::clone(&self.parts.store_counters),
         );
-        Ok(ServedLayer::new(FetchLayer::new(cached, source), false))
+        let fetch = FetchLayer::new(cached, source);
+        self.parts.engine.add_sibling(&fetch);
+        Ok(ServedLayer::new(fetch, false))
     }
 
     /// Takes in a layer that a former fsd served.

@@ -22,6 +22,7 @@ pub fn collect(node: &Node) -> Result<StatsResponse> {
         verify_failures: fetch.verify_failures.load(Relaxed),
         events: node.event_counters.events.load(Relaxed),
         errors_answered: node.event_counters.errors.load(Relaxed),
+        copied_chunks: fetch.copies.load(Relaxed),
         keeper_pids: node.keepers.as_ref().map(|keepers| keepers.pids()).unwrap_or_default(),
     })
 }

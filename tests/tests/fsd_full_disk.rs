@@ -1,4 +1,5 @@
 //! A full cache disk, on a small ext4 of its own: visible, never wrong, over once there is room.
+#![allow(clippy::unwrap_used)]
 
 mod fsd_world;
 

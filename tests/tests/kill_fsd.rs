@@ -3,6 +3,7 @@
 //! Every byte that a reader gets is compared. Rounds: `LAMELLA_KILL_ROUNDS` (10; the full matrix is
 //! 100). A kill counts as a hit when it met an event that was read and not answered, by the journal
 //! that outlives fsd; fewer than half hits is a failure, because then nothing was tested.
+#![allow(clippy::unwrap_used)]
 
 mod fsd_world;
 
@@ -21,14 +22,17 @@ enum Victim {
     Fsd,
     Keeper(usize),
     FsdAndKeeper(usize),
+    /// The successor too, at some moment of its takeover.
+    FsdAndSuccessor,
 }
 
-const VICTIMS: [Victim; 5] = [
+const VICTIMS: [Victim; 6] = [
     Victim::Fsd,
     Victim::Keeper(0),
     Victim::FsdAndKeeper(1),
     Victim::Keeper(1),
     Victim::FsdAndKeeper(0),
+    Victim::FsdAndSuccessor,
 ];
 
 /// Threads that read all files, each in an order of its own, in pieces.
@@ -156,6 +160,11 @@ fn killed_at_random_moments_every_reader_gets_the_right_bytes() {
         hits += usize::from(met > 0);
         if !matches!(victim, Victim::Keeper(_)) {
             std::thread::sleep(Duration::from_micros(random.below(60_000)));
+            if matches!(victim, Victim::FsdAndSuccessor) {
+                world.spawn().unwrap();
+                std::thread::sleep(Duration::from_micros(random.below(150_000)));
+                world.kill_fsd().unwrap();
+            }
             world.start().unwrap();
         }
         wait_until("the end of all readers", Duration::from_secs(120), || readers.finished());
@@ -175,7 +184,7 @@ fn killed_at_random_moments_every_reader_gets_the_right_bytes() {
 /// Kills, and answers how many events were unanswered then.
 fn kill(world: &mut World, victim: Victim) -> usize {
     match victim {
-        Victim::Fsd => {
+        Victim::Fsd | Victim::FsdAndSuccessor => {
             world.kill_fsd().unwrap();
             world.unanswered().unwrap()
         }

@@ -14,6 +14,7 @@
 mod flights;
 mod outage;
 mod queue;
+mod siblings;
 mod source;
 mod timer;
 mod waiter;
@@ -30,6 +31,7 @@ use flights::Flights;
 use layer::{Context, Result};
 use outage::Outage;
 use queue::Queue;
+use siblings::{DigestIndex, Siblings};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,6 +64,8 @@ pub struct FetchSettings {
 pub struct FetchCounters {
     /// Chunks filled.
     pub fills: AtomicU64,
+    /// Of them, copied from another layer on this node.
+    pub copies: AtomicU64,
     /// Plain bytes filled.
     pub filled_bytes: AtomicU64,
     /// Chunks whose bytes did not have their digest.
@@ -74,6 +78,7 @@ pub struct FetchLayer {
     cached: Arc<CachedLayer>,
     source: Source,
     flights: Flights,
+    digests: DigestIndex,
     fills: AtomicU64,
 }
 
@@ -81,7 +86,8 @@ impl FetchLayer {
     /// Nothing is on its way yet.
     pub fn new(cached: Arc<CachedLayer>, source: Source) -> Arc<Self> {
         let (flights, fills) = (Flights::default(), AtomicU64::new(0));
-        Arc::new(Self { cached, source, flights, fills })
+        let digests = DigestIndex::new(cached.table());
+        Arc::new(Self { cached, source, flights, digests, fills })
     }
 
     /// The layer in the cache.
@@ -117,6 +123,7 @@ struct Inner {
     space: SpaceGuard,
     store_away: Outage,
     disk_full: Outage,
+    siblings: Siblings,
 }
 
 /// The disk's room and who can make more of it.
@@ -164,6 +171,7 @@ impl Engine {
             space: SpaceGuard { space, make_room: Mutex::new(None) },
             store_away: Outage::default(),
             disk_full: Outage::default(),
+            siblings: Siblings::default(),
             settings,
         });
         for index in 0..threads {
@@ -179,6 +187,11 @@ impl Engine {
     pub fn set_make_room(&self, make_room: Arc<dyn MakeRoom>) {
         *self.inner.space.make_room.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(make_room);
+    }
+
+    /// Lets chunks of this layer be copied into others.
+    pub fn add_sibling(&self, layer: &Arc<FetchLayer>) {
+        self.inner.siblings.add(layer);
     }
 
     /// What was done so far.

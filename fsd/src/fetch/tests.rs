@@ -300,6 +300,23 @@ fn only_durable_chunks_are_believed_after_a_restart() {
 }
 
 #[test]
+fn a_chunk_that_another_layer_holds_is_copied() {
+    let first = bench(Duration::from_secs(30));
+    first.engine.add_sibling(&first.layer);
+    first.engine.ensure(&first.layer, 4..8, Class::Demand).unwrap();
+    let reads = first.reads();
+    // The same content under another cache folder stands for another layer.
+    let second = bench(Duration::from_secs(30));
+    first.engine.ensure(&second.layer, 4..8, Class::Demand).unwrap();
+    second.assert_filled(4..8);
+    assert_eq!((first.reads(), second.reads()), (reads, 0));
+    first.engine.ensure(&second.layer, 2..10, Class::Demand).unwrap();
+    second.assert_filled(2..10);
+    assert!(second.reads() > 0);
+    assert_eq!(first.engine.counters().copies.load(Ordering::SeqCst), 4);
+}
+
+#[test]
 fn a_damaged_folder_is_fetched_anew() {
     let bench = bench(Duration::from_secs(30));
     let folder = bench.cache.folder_of(&bench.id);

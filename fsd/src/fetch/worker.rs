@@ -77,6 +77,7 @@ fn read(inner: &Arc<Inner>, ticket: &Ticket, class: Class) {
         }
     };
     let Some(run) = layer.flights.take(ticket.chunk, &locations, longest) else { return };
+    let Some(run) = copy_from_siblings(inner, layer, run, &locations) else { return };
     match read_run(layer, &run, &locations) {
         Ok(pieces) => {
             inner.store_away.over();
@@ -84,6 +85,34 @@ fn read(inner: &Arc<Inner>, ticket: &Ticket, class: Class) {
         }
         Err(error) => settle(inner, layer, &run, &locations, error),
     }
+}
+
+/// Takes the chunks off both ends of a run that another layer on this node holds. Answers what is left
+/// to be read; chunks in the middle are read along with their neighbours.
+fn copy_from_siblings(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    mut run: Run,
+    locations: &Locations,
+) -> Option<Run> {
+    let stored = |chunk| locations.get(chunk).map_or(0, |(_, place)| place.stored_bytes as usize);
+    let copied = |chunk: usize| {
+        let plain = inner.siblings.copy(&layer.cached.table().chunks()[chunk].digest);
+        plain.is_some_and(|plain| {
+            inner.counters.copies.fetch_add(1, Ordering::Relaxed);
+            write(inner, layer, chunk, &plain);
+            true
+        })
+    };
+    while !run.chunks.is_empty() && copied(run.chunks.start) {
+        run.bytes = run.bytes.saturating_sub(stored(run.chunks.start));
+        run.chunks.start += 1;
+    }
+    while !run.chunks.is_empty() && copied(run.chunks.end - 1) {
+        run.bytes = run.bytes.saturating_sub(stored(run.chunks.end - 1));
+        run.chunks.end -= 1;
+    }
+    (!run.chunks.is_empty()).then_some(run)
 }
 
 fn read_run(layer: &Arc<FetchLayer>, run: &Run, locations: &Arc<Locations>) -> Result<Vec<Piece>> {
