@@ -72,6 +72,10 @@ async fn take_over(
         tracing::warn!(id = sandbox.id(), error = %error.chain(), "attach the layers again");
         layers.clear();
     }
+    if record.state == State::Running {
+        // CRASH: a runtime that died while it packed or paused left the sandbox frozen.
+        instance.thaw()?;
+    }
     node.supervise(sandbox, Arc::clone(&instance), layers);
     if let Some(main) = &record.main {
         let main = reopen_main(main);

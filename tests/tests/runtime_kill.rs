@@ -92,6 +92,25 @@ async fn a_sandbox_that_died_meanwhile_is_lost_and_its_things_are_cleared() -> R
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_was_frozen_for_a_pack_goes_on() -> Result<()> {
+    let world = World::new()?;
+    let (node, client) = start(&world).await?;
+    let id = client.idle().await?.id;
+    drop(node);
+    let frozen = world.groups().into_iter().map(|group| group.join("s0/cgroup.freeze"));
+    let mut found = false;
+    for file in frozen.filter(|file| file.exists()) {
+        std::fs::write(file, "1")?;
+        found = true;
+    }
+    anyhow::ensure!(found, "no group can be frozen");
+    let (_node, client) = start(&world).await?;
+    assert_eq!(client.shell(&id, "echo on").await?, "on\n");
+    client.stop(&id).await?;
+    Ok(())
+}
+
 /// Kills at many moments of creating and executing; after the next start everything is either a running
 /// sandbox or gone, and when those are stopped nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
