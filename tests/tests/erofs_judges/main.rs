@@ -244,8 +244,8 @@ fn the_golden_image_and_layer_id() {
     let found = [layer::Digest::of(&metadata).to_string(), manifest.id().to_string()];
     let file = layer::layer_file::LayerFile { manifest, chunk_table, metadata };
     assert_eq!(layer::layer_file::LayerFile::decode(&file.encode().unwrap()).unwrap(), file);
-    const IMAGE: &str = "1ce8e97af504f532eec84910b30808fc57c5a16e45c70c21c3bf623590b391de";
-    const LAYER: &str = "a9a2f35b54034d56d83fe743c9ec4be0a53bd7f06f8741f87849ddc6bc9ec505";
+    const IMAGE: &str = "204946b6a994b4235c40f7802c40ada9ecae7316d6ffdc9a2ac38f1d8497cae5";
+    const LAYER: &str = "a035882ec025ca05970e87bc66a3f4f135f59242c398ff50831c389a984ee243";
     assert_eq!(found, [IMAGE, LAYER]);
 }
 

@@ -1,4 +1,9 @@
-//! Where the content of regular files lies: one run of the data device, or an array of chunks.
+//! Where the content of regular files lies: one block of the data device, or an array of chunks.
+//!
+//! Content of several blocks in one run is an array of one chunk, not a plain inode at the device's
+//! mapped address: Linux (6.18) compares a mapped address with a device's own when it decides whether
+//! the next page continues a request to a file-backed device, so plain content is read page by page,
+//! each with an event of its own. See docs/decisions/0005-one-chunk-instead-of-a-mapped-address.md.
 
 use crate::chunk::BLOCK_BYTES;
 use crate::erofs::format::{CHUNK_BITS_MASK, CHUNK_INDEX_BYTES, DATA_DEVICE, NULL_ADDRESS};
@@ -11,9 +16,9 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// The form of a content that lies on the data device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mapped {
-    /// One run that starts at this block of the data space.
-    Run(u32),
-    /// Chunks of `1 << bits` blocks, `count` of them.
+    /// This one block of the data space.
+    Block(u32),
+    /// Chunks of `1 << bits` blocks, `count` of them; none for an empty file.
     Chunks { bits: u8, count: u32 },
 }
 
@@ -53,13 +58,8 @@ pub(super) fn map(size: u64, extents: &[Extent], data_blocks: u32) -> Result<Map
         }
         next = end;
     }
-    let mut runs = merged(extents);
-    match (runs.next(), runs.next()) {
-        (None, _) if blocks == 0 => return Ok(Mapped::Run(0)),
-        (Some(run), None) if u64::from(run.blocks) == blocks => {
-            return Ok(Mapped::Run(run.data_block));
-        }
-        _ => {}
+    if let ([extent], 1) = (extents, blocks) {
+        return Ok(Mapped::Block(extent.data_block));
     }
     // A chunk is one run or one hole, so every border but the file's own end lies between chunks.
     let mut bits = blocks.next_power_of_two().trailing_zeros().min(u32::from(CHUNK_BITS_MASK));
@@ -110,10 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn contiguous_content_is_one_run() {
-        assert_eq!(map(0, &[], 0), Ok(Mapped::Run(0)));
-        assert_eq!(map(4097, &[extent(0, 2, 5)], 9), Ok(Mapped::Run(5)));
-        assert_eq!(map(4097, &[extent(0, 1, 5), extent(1, 1, 6)], 9), Ok(Mapped::Run(5)));
+    fn contiguous_content_is_one_block_or_one_chunk() {
+        assert_eq!(map(0, &[], 0), Ok(Mapped::Chunks { bits: 0, count: 0 }));
+        assert_eq!(map(1, &[extent(0, 1, 5)], 9), Ok(Mapped::Block(5)));
+        assert_eq!(map(1, &[], 9), Ok(Mapped::Chunks { bits: 0, count: 1 }));
+        assert_eq!(map(12288, &[extent(0, 3, 5)], 9), Ok(Mapped::Chunks { bits: 2, count: 1 }));
+        let two = [extent(0, 1, 5), extent(1, 1, 6)];
+        assert_eq!(map(4097, &two, 9), Ok(Mapped::Chunks { bits: 1, count: 1 }));
     }
 
     #[test]

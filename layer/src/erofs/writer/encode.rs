@@ -126,7 +126,7 @@ fn content_field(
         Content::Nothing => 0,
         Content::Image => image_block,
         // INVARIANT: `Places` checked that the data device ends below 2^32.
-        Content::Run(block) => places.image_blocks + block,
+        Content::Block(block) => places.image_blocks + block,
         Content::Chunks { bits, .. } => u32::from(CHUNKS_INDEXED | u16::from(bits)),
     })
 }

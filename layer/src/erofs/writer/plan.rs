@@ -18,8 +18,8 @@ pub(super) enum Content {
     Nothing,
     /// In the image: whole blocks and then perhaps a tail behind the inode.
     Image,
-    /// One run of the data device, from this block on.
-    Run(u32),
+    /// This one block of the data device.
+    Block(u32),
     /// An array of chunks behind the inode, on an 8-byte border.
     Chunks { bits: u8, count: u32 },
 }
@@ -238,7 +238,7 @@ impl<'t> Plan<'t> {
                 Body::Extents(extents) => {
                     match content::map(data.size, extents, self.data_blocks)? {
                         _ if data.size == 0 => Ok((0, Content::Nothing)),
-                        Mapped::Run(block) => Ok((data.size, Content::Run(block))),
+                        Mapped::Block(block) => Ok((data.size, Content::Block(block))),
                         Mapped::Chunks { bits, count } => {
                             Ok((data.size, Content::Chunks { bits, count }))
                         }
