@@ -49,7 +49,7 @@ pub fn publish(
 ) -> anyhow::Result<()> {
     let mut step = |words: &[&str]| -> anyhow::Result<()> {
         let (time, _) = measure::timed(|| lamella.run(words))?;
-        tell(&words.join(" "), time);
+        tell(&shell::quoted(words), time);
         Ok(())
     };
     for piece in pieces {

@@ -54,7 +54,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
             let cold = cases::run_cold(&slow, case)?;
             say(format!(
                 "  $ lamella run --rm {ENVIRONMENT} -- {}   # {}",
-                shown(case),
+                shell::quoted(case.argv),
                 seconds(cold.time)
             ));
             lines.push(lazy_line(store, case, cold, size)?);
@@ -70,13 +70,6 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
 
 fn size(lamella: &Lamella) -> anyhow::Result<Size> {
     lamella.up()?.size(ENVIRONMENT)
-}
-
-fn shown(case: Case) -> String {
-    let quote = |word: &&str| {
-        if word.contains(' ') { format!("'{word}'") } else { (*word).to_owned() }
-    };
-    case.argv.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
 fn lazy_line(store: &'static str, case: Case, cold: Cold, size: Size) -> anyhow::Result<Line> {
@@ -135,7 +128,7 @@ fn difference(lamella: &Lamella) -> anyhow::Result<()> {
     say("\nCompute something, keep it as a layer, start again from it:");
     let step = |words: &[&str]| -> anyhow::Result<String> {
         let (time, output) = measure::timed(|| lamella.run(words))?;
-        say(format!("  $ lamella {}   # {}", words.join(" "), seconds(time)));
+        say(format!("  $ lamella {}   # {}", shell::quoted(words), seconds(time)));
         Ok(output)
     };
     let node = lamella.up()?;

@@ -39,9 +39,23 @@ pub fn run(words: &[&str]) -> anyhow::Result<String> {
 
 /// The command as a person would type it.
 pub fn shown(command: &Command) -> String {
-    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
-    words.join(" ")
+    let program = command.get_program().to_string_lossy();
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    let words = std::iter::once(&*program).chain(words.iter().map(|word| &**word));
+    quoted(&words.collect::<Vec<_>>())
+}
+
+/// Words as a person would type them.
+pub fn quoted(words: &[&str]) -> String {
+    let special = |byte: u8| !(byte.is_ascii_alphanumeric() || b"/.,:=_-+@%".contains(&byte));
+    let quote = |word: &&str| {
+        if word.is_empty() || word.bytes().any(special) {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        } else {
+            (*word).to_owned()
+        }
+    };
+    words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
 /// The last lines of what a program said.
@@ -53,4 +67,15 @@ pub fn tail(text: &str) -> String {
 /// A path as text; the benches make all their own paths, and those are UTF-8.
 pub fn text(path: &Path) -> anyhow::Result<&str> {
     path.to_str().with_context(|| format!("the path {} is not UTF-8", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(quoted(&["a", "b c", "it's", ""]), "a 'b c' 'it'\\''s' ''");
+        assert_eq!(tail("1\n2\n\n3\n4\n5\n"), "2 | 3 | 4 | 5");
+    }
 }
