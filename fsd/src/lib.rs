@@ -20,6 +20,7 @@ mod reconcile;
 mod served;
 mod service;
 mod stats;
+mod streams;
 mod takeover;
 
 pub use config::{FsdConfig, KEEPERS, Paths, PlaneChoice};

@@ -5,8 +5,10 @@
 
 use crate::fetch::FetchLayer;
 use crate::journal::FileKey;
+use crate::streams::Streams;
 use layer::LayerId;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -15,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 pub struct ServedLayer {
     fetch: Arc<FetchLayer>,
     marked: AtomicBool,
-    asked: Mutex<Ranges>,
+    asked: Mutex<Asked>,
     /// Reads that found everything present.
     pub hits: AtomicU64,
     /// Reads that joined what others had asked for.
@@ -54,16 +56,29 @@ impl ServedLayer {
         self.marked.store(marked, Ordering::Release);
     }
 
-    /// Notes a range that somebody reads.
-    pub fn note_asked(&self, offset: u64, bytes: u64) {
-        let end = offset.saturating_add(bytes).min(self.fetch.cached().table().data_bytes());
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).add(offset, end);
+    /// Notes a range that somebody reads. Answers the chunks that are worth fetching ahead now.
+    pub fn note_asked(&self, offset: u64, bytes: u64) -> Option<Range<usize>> {
+        let table = self.fetch.cached().table();
+        let end = offset.saturating_add(bytes).min(table.data_bytes());
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.ranges.add(offset, end);
+        let ahead = asked.streams.note(offset, end.saturating_sub(offset))?;
+        drop(asked);
+        let chunks = table.covering(ahead.start, ahead.end - ahead.start);
+        (!self.fetch.cached().has_all(chunks.clone())).then_some(chunks)
     }
 
     /// Bytes of the union of all ranges that were asked.
     pub fn asked_bytes(&self) -> u64 {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).bytes
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).ranges.bytes
     }
+}
+
+/// What was asked, and in which order.
+#[derive(Debug, Default)]
+struct Asked {
+    ranges: Ranges,
+    streams: Streams,
 }
 
 /// A union of ranges: as many entries as there are gaps between what was asked.

@@ -214,6 +214,11 @@ impl Engine {
         self.request_within(layer, chunks, class, deadline, true, done)
     }
 
+    /// Fetches chunks that will probably be read soon, behind all demand.
+    pub fn prefetch(&self, layer: &Arc<FetchLayer>, chunks: Range<usize>) {
+        self.request(layer, chunks, Class::Prefetch, Box::new(|_| ()));
+    }
+
     /// As a demand [`Engine::request`], and the calling thread does the first read itself. For a
     /// thread that has nothing else to do: it saves waking another one.
     pub fn request_and_fill(

@@ -11,6 +11,7 @@ use crate::fetch::{Engine, Failure, Met, spawn};
 use crate::journal::{FileKey, Journal, Slot};
 use crate::served::{Registry, ServedLayer};
 use layer::Result;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -98,15 +99,24 @@ impl Events {
             }
         };
         let (offset, count) = (event.offset(), event.count().max(1));
-        layer.note_asked(offset, count);
+        let ahead = layer.note_asked(offset, count);
         let cached = layer.fetch().cached();
         let chunks = cached.table().covering(offset, count);
+        // First, so that it is on its way while this thread fills the demand.
+        if let Some(ahead) = ahead {
+            self.engine.prefetch(layer.fetch(), ahead);
+        }
         if cached.has_all(chunks.clone()) {
             layer.hits.fetch_add(1, Ordering::Relaxed);
-            return allow(event, &self.counters);
+            allow(event, &self.counters);
+        } else {
+            self.fetch(event, &layer, chunks, may_fill);
         }
+    }
+
+    fn fetch(&self, event: Event, layer: &Arc<ServedLayer>, chunks: Range<usize>, may_fill: bool) {
         let counters = Arc::clone(&self.counters);
-        let owner = Arc::clone(&layer);
+        let owner = Arc::clone(layer);
         let done = Box::new(move |result: Result<(), Failure>| match result {
             Ok(()) => allow(event, &counters),
             Err(failure) => refuse(event, &owner, &failure, &counters),

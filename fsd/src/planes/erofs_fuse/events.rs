@@ -159,7 +159,9 @@ impl Filesystem for LayerFiles {
         };
         let end = offset.saturating_add(u64::from(size)).min(size_of(&layer));
         let bytes = end.saturating_sub(offset) as usize;
-        layer.note_asked(offset, bytes as u64);
+        if let Some(ahead) = layer.note_asked(offset, bytes as u64) {
+            self.engine.prefetch(layer.fetch(), ahead);
+        }
         let cached = layer.fetch().cached();
         let chunks = cached.table().covering(offset, bytes as u64);
         if cached.has_all(chunks.clone()) {
