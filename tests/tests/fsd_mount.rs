@@ -313,3 +313,39 @@ fn many_attaches_of_one_layer_at_once_are_one_mount() {
     });
     assert!(world.mounts().is_empty());
 }
+
+#[test]
+fn when_nobody_held_the_group_only_a_complete_layer_is_served_on() {
+    let mut world = world();
+    for complete in [false, true] {
+        world.start().unwrap();
+        let at = world.attach("a").unwrap();
+        if complete {
+            world.complete().unwrap();
+        } else {
+            std::fs::read(at.join("file-0000")).unwrap();
+        }
+        world.kill_keeper(0).unwrap();
+        world.kill_keeper(1).unwrap();
+        world.kill_fsd().unwrap();
+        // fsd may have started other keepers before it died.
+        for index in 0..fsd::KEEPERS {
+            if world.keeper_pid(index).is_some() {
+                let _ = world.kill_keeper(index);
+            }
+        }
+        wait_until("the end of the keepers", || (0..2).all(|i| world.keeper_pid(i).is_none()));
+        world.start().unwrap();
+        let layers = world.stats().unwrap().layers;
+        if complete {
+            assert_eq!(layers[0].holders, ["a"]);
+            world.compare(&at).unwrap();
+            assert!(world.detach("a").unwrap());
+        } else {
+            assert!(layers.is_empty() && world.log().contains("a mount is lost"));
+        }
+        assert!(world.mounts().is_empty());
+        world.drain(false).unwrap();
+        world.wait_end().unwrap();
+    }
+}

@@ -21,18 +21,20 @@ const READERS: usize = 8;
 enum Victim {
     Fsd,
     Keeper(usize),
+    BothKeepers,
     FsdAndKeeper(usize),
     /// The successor too, at some moment of its takeover.
     FsdAndSuccessor,
 }
 
-const VICTIMS: [Victim; 6] = [
+const VICTIMS: [Victim; 7] = [
     Victim::Fsd,
     Victim::Keeper(0),
     Victim::FsdAndKeeper(1),
     Victim::Keeper(1),
     Victim::FsdAndKeeper(0),
     Victim::FsdAndSuccessor,
+    Victim::BothKeepers,
 ];
 
 /// Threads that read all files, each in an order of its own, in pieces.
@@ -158,7 +160,7 @@ fn killed_at_random_moments_every_reader_gets_the_right_bytes() {
         std::thread::sleep(Duration::from_micros(random.below(150_000)));
         let met = kill(&mut world, victim);
         hits += usize::from(met > 0);
-        if !matches!(victim, Victim::Keeper(_)) {
+        if !matches!(victim, Victim::Keeper(_) | Victim::BothKeepers) {
             std::thread::sleep(Duration::from_micros(random.below(60_000)));
             if matches!(victim, Victim::FsdAndSuccessor) {
                 world.spawn().unwrap();
@@ -191,6 +193,12 @@ fn kill(world: &mut World, victim: Victim) -> usize {
         Victim::Keeper(index) => {
             let met = world.unanswered().unwrap();
             world.kill_keeper(index).unwrap();
+            met
+        }
+        Victim::BothKeepers => {
+            let met = world.unanswered().unwrap();
+            world.kill_keeper(0).unwrap();
+            world.kill_keeper(1).unwrap();
             met
         }
         Victim::FsdAndKeeper(index) => {
