@@ -128,7 +128,7 @@ fn rounds() -> usize {
 fn cold_world() -> World {
     let shape = LayerShape { files: 24, max_file_bytes: 400 << 10, ..LayerShape::default() };
     let mut world = World::new(&shape).unwrap();
-    world.store_query = "?latency_ms=15".into();
+    world.store_query = "?latency_ms=30".into();
     world.options = vec!["--sync-ms".into(), "100".into()];
     world
 }
@@ -218,7 +218,9 @@ fn without_a_restart_readers_wait_and_none_gets_a_wrong_byte() {
     wait_until("a first read", Duration::from_secs(20), || {
         readers.pieces.load(Ordering::Relaxed) > 0
     });
-    std::thread::sleep(Duration::from_millis(60));
+    wait_until("several blocked readers", Duration::from_secs(20), || {
+        world.unanswered().is_ok_and(|count| count >= 3)
+    });
     world.kill_keeper(0).unwrap();
     world.kill_fsd().unwrap();
     assert!(world.unanswered().unwrap() > 0, "nobody was blocked");
@@ -241,9 +243,10 @@ fn a_store_that_goes_away_gives_errors_or_waits_never_zeros() {
     world.options.extend(["--deadline-ms".into(), "600".into()]);
     world.start().unwrap();
     let at = world.attach("readers").unwrap();
-    let readers = Readers::start(&world, &at, 5);
-    std::thread::sleep(Duration::from_millis(40));
+    let (name, expected) = world.layer.files.iter().next().unwrap();
+    assert!(std::fs::read(at.join(name)).unwrap() == *expected);
     std::fs::write(&away, "").unwrap();
+    let readers = Readers::start(&world, &at, 5);
     wait_until("an error", Duration::from_secs(20), || readers.errors.load(Ordering::Relaxed) > 0);
     readers.stop.store(true, Ordering::Relaxed);
     let (complaints, errors) = readers.join();
