@@ -2,8 +2,8 @@
 //! user and its limits, and becomes the command.
 //!
 //! Until then it is a copy of the zygote inside the sandbox's pid namespace. It cannot be read or traced
-//! there: its memory is undumpable, and root of the sandbox lacks the right to overrule that. Its
-//! descriptors are closed by execve. The image's shell has no part in this.
+//! there: its memory is undumpable, and root of the sandbox lacks the right to overrule that. It gives up
+//! our descriptors and our rights before it follows any name. The image's shell has no part in this.
 
 use crate::user::{self, User};
 use crate::wire::{Failure, Step};
@@ -13,6 +13,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use sys::capability::{self, CapabilitySet};
 use sys::process::{self, Namespaces, Resource, signals};
@@ -59,7 +60,12 @@ fn become_inner(
 ) -> Result<std::convert::Infallible, Refusal> {
     enter(shared, request, sandbox).step(|| "enter the sandbox".into())?;
     process::new_session().step(|| "start a session".into())?;
-    let master = take_streams(request, streams)?;
+    if !request.terminal {
+        take_streams(streams).step(|| "standard streams".into())?;
+    }
+    give_up_ours(shared).step(|| "give up what is ours".into())?;
+    let master = if request.terminal { Some(take_terminal(request)?) } else { None };
+    own_null_input().step(|| "open the sandbox's /dev/null".into())?;
     let user = user::resolve(&request.user)
         .map_err(|message| Refusal { code: NOT_EXECUTABLE, message })?;
     change_directory(&request.cwd)?;
@@ -87,15 +93,51 @@ fn enter(shared: &Shared, request: &Exec, sandbox: &OwnedFd) -> io::Result<()> {
     process::enter_namespaces_of(sandbox.as_fd(), all)
 }
 
-/// Standard streams: the given ones, or a terminal of the sandbox's own, which is returned.
-fn take_streams(request: &Exec, streams: &[OwnedFd]) -> Result<Option<pty::Pair>, Failure> {
-    if !request.terminal {
-        for (number, stream) in (0..=2).zip(streams) {
-            process::set_standard_stream(number, stream.as_fd())
-                .step(|| "standard streams".into())?;
-        }
-        return Ok(None);
+fn take_streams(streams: &[OwnedFd]) -> io::Result<()> {
+    let mut numbered = (0..=2).zip(streams);
+    numbered.try_for_each(|(number, stream)| process::set_standard_stream(number, stream.as_fd()))
+}
+
+/// Closes every descriptor but the standard streams and the socket, and gives up the rights that root of
+/// the sandbox lacks.
+///
+/// INVARIANT: nothing that the image or the sandbox names is looked up before this. A working directory, a
+/// file of users or the interpreter of a script may be a link into /proc: to a descriptor of ours, and with
+/// our rights also to one of another process that is being started. From the folder of a group `..`
+/// leads to the root of the host.
+fn give_up_ours(shared: &Shared) -> io::Result<()> {
+    // A limit of one byte also keeps the kernel from starting the host's core dump program.
+    process::set_limit(Resource::Core, 1, 1)?;
+    let (_, hard) = process::limit_of(Resource::Descriptors)?;
+    process::set_limit(Resource::Descriptors, hard.min(1024), hard)?;
+    for counted_by_user in [Resource::MessageQueues, Resource::PendingSignals] {
+        // The host's own root is the same user to the kernel, and must not find it all taken.
+        let (_, hard) = process::limit_of(counted_by_user)?;
+        process::set_limit(counted_by_user, hard / 4, hard / 4)?;
     }
+    process::close_all_but(shared.wire.descriptor())?;
+    capability::limit_bounding_set(CapabilitySet::SANDBOX)?;
+    capability::set(CapabilitySet::SANDBOX)
+}
+
+/// The host's null device stands for no input; the sandbox's own takes its place. Root of the sandbox is
+/// root of the host to the kernel, and could change mode and owner of the host's through a descriptor.
+fn own_null_input() -> io::Result<()> {
+    /// Major 1, minor 3.
+    const NULL_DEVICE: u64 = 0x103;
+    // A pipe without a writer does not hold us, should it be in the place of the device.
+    const O_NONBLOCK_NOCTTY: i32 = 0o4000 | 0o400;
+    let given = std::fs::File::from(io::stdin().as_fd().try_clone_to_owned()?).metadata()?;
+    if given.file_type().is_char_device() && given.rdev() == NULL_DEVICE {
+        let mut how = std::fs::OpenOptions::new();
+        let own = how.read(true).custom_flags(O_NONBLOCK_NOCTTY).open("/dev/null")?;
+        process::set_standard_stream(0, own.as_fd())?;
+    }
+    Ok(())
+}
+
+/// A terminal of the sandbox's own.
+fn take_terminal(request: &Exec) -> Result<pty::Pair, Failure> {
     let pair = pty::open(Path::new("/dev/pts/ptmx")).step(|| "open a terminal".into())?;
     let size = |value: u32, default: u16| match u16::try_from(value) {
         Ok(0) | Err(_) => default,
@@ -108,7 +150,7 @@ fn take_streams(request: &Exec, streams: &[OwnedFd]) -> Result<Option<pty::Pair>
         process::set_standard_stream(number, pair.slave.as_fd())
             .step(|| "standard streams".into())?;
     }
-    Ok(Some(pair))
+    Ok(pair)
 }
 
 /// The terminal belongs to the user of the command, as login(1) arranges it.
@@ -129,12 +171,7 @@ fn change_directory(cwd: &[u8]) -> Result<(), Refusal> {
 }
 
 fn confine(shared: &Shared, user: &User) -> io::Result<()> {
-    // A limit of one byte also keeps the kernel from starting the host's core dump program.
-    process::set_limit(Resource::Core, 1, 1)?;
-    let (_, hard) = process::limit_of(Resource::Descriptors)?;
-    process::set_limit(Resource::Descriptors, hard.min(1024), hard)?;
     process::set_umask(0o022);
-    capability::limit_bounding_set(CapabilitySet::SANDBOX)?;
     process::become_user(user.uid, user.gid, &user.groups)?;
     let keep = if user.uid == 0 { CapabilitySet::SANDBOX } else { CapabilitySet::NONE };
     capability::set(keep)?;

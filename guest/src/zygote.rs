@@ -74,6 +74,8 @@ pub fn run() -> Result<(), Failure> {
 fn prepare() -> io::Result<()> {
     process::set_name("lamella-zygote")?;
     process::set_undumpable()?;
+    // A child that is stopped on its way into a sandbox shows /proc/PID/net there: an empty one.
+    process::unshare(Namespaces::NET)?;
     process::new_session()?;
     signals::reset()?;
     signals::block_all()?;

@@ -22,6 +22,8 @@ use tokio::sync::{mpsc, watch};
 /// Output messages that wait for a client; each is 64 KiB at most.
 const OUTPUT_QUEUE: usize = 8;
 
+const TIME_OVER: &str = "the time was over";
+
 /// Our ends of a command's streams.
 struct Streams {
     input: Option<End>,
@@ -52,30 +54,52 @@ pub async fn start(
         left: Arc::new(AtomicU64::new(limit)),
         truncated: Arc::default(),
     };
-    let (started, streams) = if start.tty {
-        command.terminal = Some((start.rows, start.cols));
-        (instance.exec(command, &[]).await?, None)
-    } else {
-        let (theirs, ours) = pipes(start.stdin)?;
-        let borrowed: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-        (instance.exec(command, &borrowed).await?, Some(ours))
+    let timeout = (start.timeout_ms != 0).then(|| Duration::from_millis(start.timeout_ms));
+    let starting = async {
+        if start.tty {
+            command.terminal = Some((start.rows, start.cols));
+            Ok((instance.exec(command, &[]).await?, None))
+        } else {
+            let (theirs, ours) = pipes(start.stdin)?;
+            let borrowed: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
+            Ok((instance.exec(command, &borrowed).await?, Some(ours)))
+        }
     };
-    let Started { start: how, tree } = started;
+    // The time-out counts from here: the sandbox can stop the process before it is the command.
+    let Some(started) = within(timeout, starting).await else {
+        end_at_once(&outputs, EndKind::Timeout, TIME_OVER.to_owned());
+        return Ok(receiver);
+    };
+    let (Started { start: how, tree }, streams) = started?;
     let command = match how {
         CommandStart::Refused(code, message) => {
-            let end = Some(EndKind::Exited(code).wire());
-            let ended = ExecEnded { end, exit_code: code, message, truncated_bytes: 0 };
-            // The queue is empty, so there is room.
-            let _receiver_is_here =
-                outputs.try_send(ExecOutput { output: Some(Output::Ended(ended)) });
+            end_at_once(&outputs, EndKind::Exited(code), message);
             return Ok(receiver);
         }
         CommandStart::Started(command) => command,
     };
-    let timeout = (start.timeout_ms != 0).then(|| Duration::from_millis(start.timeout_ms));
     let run = Run { sandbox, command, tree, sink, outputs, timeout };
     tokio::spawn(run.drive(streams, inputs));
     Ok(receiver)
+}
+
+/// `None`: the time was over first.
+async fn within<T>(
+    timeout: Option<Duration>,
+    starting: impl Future<Output = Result<T>>,
+) -> Option<Result<T>> {
+    match timeout {
+        Some(timeout) => tokio::time::timeout(timeout, starting).await.ok(),
+        None => Some(starting.await),
+    }
+}
+
+/// Tells the end of a command that never ran.
+fn end_at_once(outputs: &mpsc::Sender<ExecOutput>, end: EndKind, message: String) {
+    let (exit_code, end) = (end.exit_code(), Some(end.wire()));
+    let ended = ExecEnded { end, exit_code, message, truncated_bytes: 0 };
+    // The queue is empty, so there is room.
+    let _receiver_is_here = outputs.try_send(ExecOutput { output: Some(Output::Ended(ended)) });
 }
 
 /// The command's ends and ours: input, output, error.
@@ -186,7 +210,7 @@ impl Run {
         let message = match (refusal, end) {
             (Some((_, message)), _) => message,
             (None, EndKind::Oom) => "out of memory".to_owned(),
-            (None, EndKind::Timeout) => "the time was over".to_owned(),
+            (None, EndKind::Timeout) => TIME_OVER.to_owned(),
             (None, _) => String::new(),
         };
         let (exit_code, end) = (end.exit_code(), Some(end.wire()));

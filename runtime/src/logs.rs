@@ -8,6 +8,8 @@ use tokio::sync::watch;
 
 /// Bytes kept a sandbox.
 const MAX_KEPT_BYTES: usize = 4 << 20;
+/// Pieces kept a sandbox: one of a single byte costs about a hundred.
+const MAX_KEPT_CHUNKS: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -47,7 +49,7 @@ impl Log {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.bytes += data.len();
         kept.chunks.push_back((is_error, data));
-        while kept.bytes > MAX_KEPT_BYTES
+        while (kept.bytes > MAX_KEPT_BYTES || kept.chunks.len() > MAX_KEPT_CHUNKS)
             && let Some((_, oldest)) = kept.chunks.pop_front()
         {
             kept.bytes -= oldest.len();
@@ -128,6 +130,16 @@ mod tests {
             assert_eq!(reader.next().await, Some(Piece::Data(false, chunk.clone())));
         }
         assert_eq!(reader.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn many_small_pieces_are_bounded_too() {
+        let log = Log::default();
+        for _ in 0..MAX_KEPT_CHUNKS + 10 {
+            log.add(false, Bytes::from_static(b"x"));
+        }
+        assert_eq!(log.kept.lock().unwrap().chunks.len(), MAX_KEPT_CHUNKS);
+        assert_eq!(log.reader().next().await, Some(Piece::Dropped(10)));
     }
 
     #[tokio::test]

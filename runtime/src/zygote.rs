@@ -45,6 +45,13 @@ impl Process {
         Self { pid, pidfd: Arc::new(pidfd), exit: None, told: None }
     }
 
+    /// Ends it, should it live.
+    fn end_unwanted(&self) {
+        const SIGKILL: i32 = 9;
+        let reach = sys::process::Reach::Process;
+        let _has_ended = sys::process::pidfd_signal(self.pidfd.as_fd(), SIGKILL, reach);
+    }
+
     /// Waits for its end; may be dropped and asked again. `None`: it has ended, and nobody can tell how.
     pub async fn wait(&mut self) -> Option<Exit> {
         if let Some(pending) = self.exit.as_mut() {
@@ -246,29 +253,28 @@ impl Zygote {
         exec.request = number;
         let mut descriptors = vec![init];
         descriptors.extend(streams);
-        self.send(Request::Exec(exec), &descriptors).await.inspect_err(|_| self.forget(number))?;
+        let mut unborn = Unborn { zygote: self, number, process: None };
+        self.send(Request::Exec(exec), &descriptors).await?;
         // Either sender may be heard first. The channel closes when the process has ended.
-        let (mut process, mut running) = (None, None);
+        let mut running = None;
         while let Some(answer) = answers.recv().await {
             match answer.reply {
-                Reply::Started(_) => process = answer.process,
+                Reply::Started(_) => unborn.process = answer.process,
                 Reply::Running(run) => {
                     running = Some((run.inner_pid, answer.descriptors.into_iter().next()));
                 }
                 Reply::Refused(refused) => {
                     return Ok(CommandStart::Refused(refused.code, refused.message));
                 }
-                Reply::Failed(failed) => {
-                    self.forget(number);
-                    return Err(of_failed(failed));
-                }
+                Reply::Failed(failed) => return Err(of_failed(failed)),
                 _ => return Err(unexpected("exec")),
             }
-            if let (Some(_), Some(_)) = (&process, &running) {
+            if unborn.process.is_some() && running.is_some() {
                 break;
             }
         }
-        if let (Some(process), Some((inner_pid, terminal))) = (process, running) {
+        if let (Some(process), Some((inner_pid, terminal))) = (unborn.process.take(), running) {
+            std::mem::forget(unborn);
             let late = LateRefusal(answers);
             return Ok(CommandStart::Started(StartedCommand {
                 process,
@@ -363,9 +369,33 @@ impl Zygote {
             let (pid, pidfd) = (started.pid, Arc::new(pidfd));
             process = Some(Process { pid, pidfd, exit: Some(receiver), told: None });
         }
-        let Some(waiter) = tables.requests.get(&number) else { return };
+        let Some(waiter) = tables.requests.get(&number) else {
+            drop(tables);
+            if let (Reply::Started(_), Some(process)) = (&reply, &process) {
+                process.end_unwanted();
+            }
+            return;
+        };
         if waiter.send(Answer { reply, descriptors, process }).is_err() {
             tables.requests.remove(&number);
+        }
+    }
+}
+
+/// A command whose start is not finished: ended when nobody waits for it any more, since the sandbox can
+/// stop it on its way for as long as it likes.
+struct Unborn<'a> {
+    zygote: &'a Zygote,
+    number: u64,
+    process: Option<Process>,
+}
+
+impl Drop for Unborn<'_> {
+    fn drop(&mut self) {
+        // Heard of later, it is ended where the answer is taken.
+        self.zygote.forget(self.number);
+        if let Some(process) = &self.process {
+            process.end_unwanted();
         }
     }
 }
