@@ -37,6 +37,10 @@ struct Record {
     writable: bool,
 }
 
+/// A layer may come from a sandbox: what it left must give nobody on the host a device or root's rights.
+const HARMLESS: Attributes =
+    Attributes { read_only: false, nosuid: true, nodev: true, noexec: false, nosymfollow: false };
+
 /// Where the pieces of a mount are kept.
 struct Place {
     record: PathBuf,
@@ -192,7 +196,7 @@ async fn compose(
         [] => return Err(Error::invalid(format!("{} has no layers", record.reference)).into()),
         // One layer of an environment may hold whiteouts, but there is nothing below to hide.
         [only] if !record.writable && (is_layer || record.layers.len() == 1) => {
-            let attributes = Attributes { read_only: true, ..Attributes::default() };
+            let attributes = Attributes { read_only: true, ..HARMLESS };
             sys::mount::bind(only, &record.dir, attributes, Recursive::No).context(name)?;
         }
         layers => overlay(place, record, layers).context(name)?,
@@ -211,7 +215,7 @@ fn overlay(place: &Place, record: &Record, layers: &[PathBuf]) -> std::io::Resul
             .map(|(upper, work)| OverlayUpper { upper: upper.as_fd(), work: work.as_fd() }),
         volatile: false,
     };
-    let attributes = Attributes { read_only: !record.writable, ..Attributes::default() };
+    let attributes = Attributes { read_only: !record.writable, ..HARMLESS };
     overlay.mount_detached(attributes)?.attach(&record.dir)
 }
 

@@ -36,6 +36,7 @@ const RETRY: Duration = Duration::from_millis(10);
 
 /// One fsd process, ours or adopted.
 struct Process {
+    pid: u32,
     pidfd: Arc<OwnedFd>,
     /// Told by a thread that waits for the end.
     end: oneshot::Receiver<()>,
@@ -63,7 +64,7 @@ impl Process {
         let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
         let pidfd = Arc::new(pidfd.context(name)?);
         let end = end_of(&pidfd);
-        Ok(Self { pidfd, end, child, since: Instant::now() })
+        Ok(Self { pid, pidfd, end, child, since: Instant::now() })
     }
 
     fn spawn(settings: &Settings) -> Result<Self> {
@@ -79,6 +80,13 @@ impl Process {
         let channel = proto::connect::unix(&settings.fsd_socket()).await.ok()?;
         let stats = LayerFsClient::new(channel).stats(StatsRequest {}).await.ok()?;
         Self::of(stats.into_inner().pid, None).ok()
+    }
+
+    /// Whether it was started for this store; [`own_command`] says so on its command line.
+    fn serves(&self, settings: &Settings) -> bool {
+        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let mut words = line.split(|byte| *byte == 0).skip_while(|word| *word != b"--store");
+        words.nth(1) == Some(settings.store_url().as_bytes())
     }
 
     /// Resolves when the process has ended, and says how.
@@ -107,9 +115,13 @@ impl Daemon {
     /// Adopts or starts fsd and answers when its socket accepts.
     pub async fn start(settings: &Settings) -> Result<Self> {
         let mut process = match Process::adopt(settings).await {
-            Some(process) => {
+            Some(process) if process.serves(settings) => {
                 tracing::info!("adopted the running fsd");
                 process
+            }
+            Some(process) => {
+                replace(settings, process).await?;
+                Process::spawn(settings)?
             }
             None => Process::spawn(settings)?,
         };
@@ -122,31 +134,44 @@ impl Daemon {
     /// Ends fsd and its keepers unless layers are in use; says whether it ended.
     pub async fn finish(self) -> Result<bool> {
         _ = self.stop.send(());
-        let Ok(Some(mut process)) = self.task.await else { return Ok(true) };
-        let drained = match proto::connect::unix(&self.settings.fsd_socket()).await {
-            Ok(channel) => LayerFsClient::new(channel)
-                .drain(DrainRequest { force: false })
-                .await
-                .map(|_| ())
-                .map_err(proto::status::from_status),
-            Err(error) => Err(error),
-        };
-        match drained {
-            Ok(()) => {}
+        let Ok(Some(process)) = self.task.await else { return Ok(true) };
+        match drain(&self.settings).await {
             Err(error) if error.kind() == ErrorKind::Busy => {
                 tracing::info!("layers are in use: fsd stays for the next node");
                 return Ok(false);
             }
             Err(error) => tracing::warn!(error = error.chain(), "drain fsd"),
+            Ok(()) => {}
         }
-        process.signal(Signal::TERM);
-        if tokio::time::timeout(END_TIMEOUT, process.ended()).await.is_err() {
-            tracing::warn!("fsd does not end; killing it");
-            process.signal(Signal::KILL);
-            process.ended().await;
-        }
+        terminate(process).await;
         Ok(true)
     }
+}
+
+/// Unmounts everything and lets the keepers go; `Busy` while layers are in use.
+async fn drain(settings: &Settings) -> Result<()> {
+    let channel = proto::connect::unix(&settings.fsd_socket()).await?;
+    let drained = LayerFsClient::new(channel).drain(DrainRequest { force: false }).await;
+    drained.map(|_| ()).map_err(proto::status::from_status)
+}
+
+async fn terminate(mut process: Process) {
+    process.signal(Signal::TERM);
+    if tokio::time::timeout(END_TIMEOUT, process.ended()).await.is_err() {
+        tracing::warn!("fsd does not end; killing it");
+        process.signal(Signal::KILL);
+        process.ended().await;
+    }
+}
+
+/// Ends an fsd that an earlier node started for another store.
+async fn replace(settings: &Settings, process: Process) -> Result<()> {
+    drain(settings).await.map_err(|error| {
+        let pid = process.pid;
+        error.context(format!("fsd, process {pid}, still has layers of another store in use"))
+    })?;
+    terminate(process).await;
+    Ok(())
 }
 
 async fn await_socket(settings: &Settings, process: &mut Process) -> Result<()> {

@@ -13,6 +13,10 @@ use tracing_subscriber::EnvFilter;
 /// A file is set aside when it has grown to this.
 const FILE_BYTES: u64 = 4 << 20;
 
+/// A line that cannot be written is lost. Telling so on standard error, which may lie on the same full disk,
+/// would be a panic.
+const TELL_FAILURES: bool = false;
+
 /// A log file that never grows beyond its bound.
 struct Log {
     path: PathBuf,
@@ -88,6 +92,7 @@ pub fn to_file(path: &Path) -> Result<()> {
     let log = Shared(Mutex::new(Log::new(path)?));
     _ = tracing_subscriber::fmt()
         .with_env_filter(filter("info"))
+        .log_internal_errors(TELL_FAILURES)
         .with_ansi(false)
         .with_writer(log)
         .try_init();
@@ -98,6 +103,7 @@ pub fn to_file(path: &Path) -> Result<()> {
 pub fn to_stderr(level: &str) {
     _ = tracing_subscriber::fmt()
         .with_env_filter(filter(level))
+        .log_internal_errors(TELL_FAILURES)
         .with_target(false)
         .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
         .with_writer(io::stderr)

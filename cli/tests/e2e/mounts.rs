@@ -182,3 +182,35 @@ fn a_node_that_cannot_come_up_says_why_and_leaves_no_daemon() {
     world.line("up").fails(1, "sandboxes");
     nothing_is_left(&world);
 }
+
+#[test]
+fn ctrl_c_on_a_node_in_the_foreground_ends_everything() {
+    let world = World::new();
+    world.build(&world.tree("tree"), "base/x:1");
+    let mut node = world.spawn("up");
+    eventually("the node comes up", || world.line("stats").code == 0);
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    world.run(&["mount", "base/x:1", dir.to_str().unwrap()]).ok();
+    kill(node.id(), 2);
+    assert!(node.wait().unwrap().success());
+    nothing_is_left(&world);
+}
+
+#[test]
+fn a_node_on_another_store_does_not_take_over_the_fsd_of_the_first() {
+    let world = World::new();
+    world.build(&world.tree("tree"), "base/x:1");
+    let dir = world.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let at = dir.to_str().unwrap().to_owned();
+    world.run(&["mount", "base/x:1", &at]).ok();
+    world.line("down --keep").ok();
+    let other = format!("{}?latency_ms=1", world.data().join("store").display());
+    world.run(&["--store", &other, "mount", "base/x:1", &at]).fails(1, "another store");
+    world.line("down").ok();
+    world.run(&["--store", &other, "mount", "base/x:1", &at]).ok();
+    world.run(&["umount", &at]).ok();
+    world.run(&["--store", &other, "down"]).ok();
+    nothing_is_left(&world);
+}

@@ -1,6 +1,6 @@
 //! `run`, `create`, `exec` and their kin on a root file system of one static program.
 
-use crate::world::{Done, World, alive, kill};
+use crate::world::{Done, World, alive, end_of, kill};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -232,9 +232,8 @@ fn two_runs_share_one_ephemeral_node() {
     let line = "run --rm box:1 -- sh -c sleep\t1;echo\tdone";
     let children: Vec<_> = (0..3).map(|_| world.spawn(line)).collect();
     for child in children {
-        let output = child.wait_with_output().unwrap();
-        let err = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{err}");
+        let done = end_of(child, line);
+        assert_eq!(done.out, "done\n", "{}", done.err);
     }
     nothing_is_left(&world);
 }
@@ -323,12 +322,13 @@ fn whoever_is_killed_whenever_the_next_node_clears_up() {
         shell(&world, &format!("exec {id}"), "echo x > /data/x").ok();
         let node = world.node_pid().unwrap();
         let stats = world.line("stats --json").ok().json();
-        let children = [
-            world.spawn("create box:1"),
-            world.spawn("run --rm box:1 -- true"),
-            world.spawn(&format!("pack-diff {id} -t packed:{round}")),
-            world.spawn(&format!("exec {id} -- sleep 1")),
+        let lines = [
+            "create box:1".to_owned(),
+            "run --rm box:1 -- true".to_owned(),
+            format!("pack-diff {id} -t packed:{round}"),
+            format!("exec {id} -- sleep 1"),
         ];
+        let children = lines.each_ref().map(|line| world.spawn(line));
         std::thread::sleep(Duration::from_millis(5 + 23 * round));
         match round % 3 {
             0 => kill(node, 9),
@@ -338,8 +338,8 @@ fn whoever_is_killed_whenever_the_next_node_clears_up() {
                 kill(node, 9);
             }
         }
-        for child in children {
-            child.wait_with_output().unwrap();
+        for (child, line) in children.into_iter().zip(&lines) {
+            end_of(child, &format!("round {round}: {line}"));
         }
         // What was named is whole.
         for row in world.line("ls --json").ok().json().as_array().unwrap() {

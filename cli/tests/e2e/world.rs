@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// What a command did.
@@ -157,9 +158,30 @@ impl Drop for World {
     }
 }
 
+/// A command that goes on for longer hangs.
+const PATIENCE: Duration = Duration::from_secs(90);
+
 /// Runs a command to its end.
+#[track_caller]
 pub fn finish(mut command: Command) -> Done {
-    let output = command.output().unwrap();
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    end_of(child, &format!("{command:?}"))
+}
+
+/// Waits for a child that was spawned with pipes; kills it and fails when it hangs.
+#[track_caller]
+pub fn end_of(child: Child, what: &str) -> Done {
+    let pid = child.id();
+    let (told, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || told.send(child.wait_with_output()));
+    let output = match ended.recv_timeout(PATIENCE) {
+        Ok(output) => output.unwrap(),
+        Err(_) => {
+            let stack = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+            kill(pid, 9);
+            panic!("{what} hangs (alive: {}, in {stack})", !stack.is_empty());
+        }
+    };
     Done {
         code: output.status.code().unwrap_or(-1),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
