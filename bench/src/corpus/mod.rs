@@ -108,6 +108,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
 
 /// The pieces in the order asked for: built when missing, checked always, announced.
 pub fn ready(options: &Options, kinds: &[Kind]) -> anyhow::Result<Vec<Piece>> {
+    install_missing()?;
     let root = &options.corpus;
     fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
     let lock = File::create(root.join("lock"))?;
@@ -129,7 +130,6 @@ pub fn ready(options: &Options, kinds: &[Kind]) -> anyhow::Result<Vec<Piece>> {
 
 /// Builds one piece and gives it its name.
 fn build(root: &Path, kind: Kind) -> anyhow::Result<()> {
-    install_missing()?;
     let recipe = recipes::describe(kind);
     say(format!("corpus: building {} ({recipe}); this takes a minute or more", kind.name()));
     let building = root.join(format!(".building-{}", kind.name()));
