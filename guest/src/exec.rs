@@ -49,6 +49,7 @@ pub fn become_command(
     let Refusal { code, message } = refusal;
     let refused = Reply::Refused(Refused { request: request.request, code, message });
     let _runtime_gone = shared.wire.send(refused, &[]);
+    let _none_left = process::close_from(0);
     std::process::exit(code);
 }
 
@@ -172,9 +173,12 @@ fn change_directory(cwd: &[u8]) -> Result<(), Refusal> {
 
 fn confine(shared: &Shared, user: &User) -> io::Result<()> {
     process::set_umask(0o022);
+    // INVARIANT: until execve has closed our descriptors this process holds more rights than anybody in
+    // the sandbox, so that nobody there can reach them, even while it is being killed (a process without
+    // memory is no longer protected by being undumpable). execve itself cuts the rights down: those of
+    // root to the bounding set, those of others to none.
+    process::keep_rights_until_exec()?;
     process::become_user(user.uid, user.gid, &user.groups)?;
-    let keep = if user.uid == 0 { CapabilitySet::SANDBOX } else { CapabilitySet::NONE };
-    capability::set(keep)?;
     process::set_undumpable()?;
     process::set_no_new_privileges()?;
     signals::reset()?;

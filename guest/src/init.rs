@@ -50,6 +50,7 @@ pub fn become_init(
         .and_then(|()| confine(shared).step(|| "confine the init".into()));
     if let Err(failure) = built {
         let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);
+        let _none_left = process::close_from(0);
         std::process::exit(1);
     }
     let ready = Reply::Ready(Ready { request: launch.request });
@@ -57,9 +58,12 @@ pub fn become_init(
         // Nobody would ever know of this sandbox.
         std::process::exit(1);
     }
-    // INVARIANT: no descriptor of ours is left when the first command of the sandbox can run: the
-    // runtime sends none before it has read `Ready`, and a command cannot read our /proc entry.
-    let _none_left = process::close_from(0);
+    // INVARIANT: until its descriptors are closed the init holds rights that nobody in the sandbox has,
+    // so that nobody there can reach them; then it gives up all.
+    let gone = process::close_from(0).and_then(|()| capability::set(CapabilitySet::NONE));
+    if gone.is_err() {
+        std::process::exit(1);
+    }
     signals::sleep_forever()
 }
 
@@ -193,7 +197,6 @@ fn confine(shared: &Shared) -> io::Result<()> {
     process::set_name("init")?;
     signals::ignore_child_exits()?;
     capability::limit_bounding_set(CapabilitySet::NONE)?;
-    capability::set(CapabilitySet::NONE)?;
     process::set_undumpable()?;
     process::set_no_new_privileges()?;
     shared.filter.install()

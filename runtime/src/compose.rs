@@ -51,7 +51,9 @@ pub fn overlay(skeleton: &Path, layers: &[PathBuf], slot: &Slot) -> Result<Mount
         name: "lamella",
         lowers: &lowers,
         upper: Some(OverlayUpper { upper: upper.as_fd(), work: work.as_fd() }),
-        volatile: false,
+        // Otherwise the end of every sandbox would wait for the whole file system to be flushed. After a
+        // crash of the machine no sandbox lives that could miss anything.
+        volatile: true,
     };
     // A device node that is made inside must open nothing.
     let attributes = Attributes { nodev: true, ..Attributes::default() };

@@ -202,7 +202,7 @@ impl Pool {
             // What cannot be given back now stays charged and is reclaimed under pressure.
             let _partly = group.drop_memory();
         }
-        if is_untouched(&slot.upper) && is_scratch(&slot.work) {
+        if is_untouched(&slot.upper) && clear_scratch(&slot.work) {
             return Ok(());
         }
         for folder in [&slot.upper, &slot.work] {
@@ -279,12 +279,18 @@ fn is_untouched(upper: &Path) -> bool {
     is_empty(upper) && sys::file::xattr::list(upper).is_ok_and(|names| names.iter().all(is_note))
 }
 
-/// Whether a work folder holds only the empty scratch folder that overlayfs makes and clears itself.
-fn is_scratch(work: &Path) -> bool {
+/// Makes a work folder fit for the next mount, if nothing but the folders that overlayfs makes itself is
+/// in it: its scratch folder, and the note of a volatile mount, which it refuses to meet again.
+fn clear_scratch(work: &Path) -> bool {
+    let note = work.join("incompat");
+    let is_note_gone = std::fs::remove_dir(note.join("volatile"))
+        .and_then(|()| std::fs::remove_dir(&note))
+        .is_ok();
     let Ok(mut entries) = std::fs::read_dir(work) else { return false };
-    entries.all(|entry| {
-        entry.is_ok_and(|entry| entry.file_name() == "work" && is_empty(&entry.path()))
-    })
+    is_note_gone
+        && entries.all(|entry| {
+            entry.is_ok_and(|entry| entry.file_name() == "work" && is_empty(&entry.path()))
+        })
 }
 
 fn is_empty(folder: &Path) -> bool {

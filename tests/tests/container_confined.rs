@@ -22,7 +22,7 @@ async fn no_process_inside_has_a_descriptor_of_ours() -> Result<()> {
     // Several commands at once, so that their processes are seen between birth and execve too.
     let watch = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \
                  for p in /proc/[0-9]*; do for f in $p/fd/*; do \
-                 t=$(readlink $f 2>/dev/null) && echo $t; done; done; done | sort -u";
+                 t=$(readlink $f 2>/dev/null) && echo $t $f $(cat $p/comm); done; done; done | sort -u";
     let argv = ["sh", "-c", watch];
     let watched = client.run(&id, &argv);
     let busy = async {
@@ -84,7 +84,22 @@ async fn rights_of_the_host_are_gone() -> Result<()> {
     assert_eq!((field("Seccomp"), field("NoNewPrivs")), ("2".into(), "1".into()));
     let kept = u64::from_str_radix(&field("CapEff"), 16)?;
     assert_eq!(kept, sys::capability::CapabilitySet::SANDBOX.bits());
-    assert_eq!(field("CapBnd"), field("CapEff"));
+    assert_eq!((field("CapBnd"), field("CapPrm")), (field("CapEff"), field("CapEff")));
+    let other = ExecStart {
+        sandbox_id: id.clone(),
+        argv: ["cat", "/proc/self/status"].map(str::to_owned).to_vec(),
+        user: Some("ann".into()),
+        ..ExecStart::default()
+    };
+    let other = client.exec(other).await?.text();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(other.contains(&format!("{set}:\t0000000000000000")), "{other}");
+    }
+    let init =
+        std::fs::read_to_string(format!("/proc/{}/status", client.get(&id).await?.init_pid))?;
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(init.contains(&format!("{set}:\t0000000000000000")), "{init}");
+    }
     for line in [
         "mount -t tmpfs none /tmp",
         "umount /proc",
