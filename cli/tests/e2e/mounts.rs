@@ -12,11 +12,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn nothing_is_left(world: &World) {
-    assert!(world.mounts().is_empty(), "mounts are left: {:?}", world.mounts());
-    eventually("processes are left", || world.processes().is_empty());
-}
-
 #[test]
 fn a_layer_is_mounted_lazily_and_taken_back() {
     let world = World::new();
@@ -33,13 +28,16 @@ fn a_layer_is_mounted_lazily_and_taken_back() {
     assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
     assert_eq!(fs::read(dir.join("sub/deep/zeros")).unwrap(), vec![0; 100_000]);
     assert!(fs::write(dir.join("new"), "x").is_err(), "a layer is read-only");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(&at)).unwrap();
+    assert!(line.contains("nosuid,nodev"), "what a sandbox packed is harmless: {line}");
     let after = world.line("stats --json").ok().json();
     assert!(after["fetched_bytes"].as_u64().unwrap() > 300_000);
     world.run(&["mount", "base/x:1", &at]).fails(1, "is mounted");
     world.run(&["umount", &at]).ok();
     world.run(&["umount", &at]).fails(1, "is no mount");
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -66,7 +64,7 @@ fn an_environment_is_mounted_writable_and_its_writes_are_thrown_away() {
     assert!(!dir.join("written").exists() && dir.join("hello").exists());
     // `down` takes back what is mounted still.
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
 }
 
@@ -80,7 +78,7 @@ fn mount_errors_are_clear() {
     world.run(&["mount", "base/nope:1", "/nonexistent/dir"]).fails(1, "/nonexistent/dir");
     world.line("down").ok();
     world.line("stats").fails(1, "no node is running");
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -96,7 +94,7 @@ fn a_second_node_is_refused_with_the_pid_of_the_first() {
     assert!(first.wait().unwrap().success());
     let idle = world.line("down").ok();
     assert!(idle.out.contains("no node is running"), "{}", idle.out);
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -116,7 +114,7 @@ fn the_next_node_adopts_what_a_killed_one_left() {
     world.run(&["umount", &at]).ok();
     assert!(alive(fsd) || world.node_pid().is_none());
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -139,7 +137,7 @@ fn fsd_is_started_again_when_it_dies() {
     assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
     world.run(&["umount", &at]).ok();
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -155,7 +153,7 @@ fn down_keep_leaves_mounts_to_the_next_node() {
     assert_eq!(world.node_pid(), None);
     assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -169,7 +167,7 @@ fn doctor_says_what_this_host_can_do_and_why_not_more() {
     assert_eq!(json["planes"][0]["name"], "erofs-fanotify");
     assert!(json["capabilities"].as_array().unwrap().len() > 20);
     assert!(!world.data().exists(), "doctor makes nothing");
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -180,7 +178,7 @@ fn a_node_that_cannot_come_up_says_why_and_leaves_no_daemon() {
     fs::write(world.data().join("sandboxes"), "in the way").unwrap();
     world.line("create base/nope:1").fails(1, "sandboxes");
     world.line("up").fails(1, "sandboxes");
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -194,7 +192,7 @@ fn ctrl_c_on_a_node_in_the_foreground_ends_everything() {
     world.run(&["mount", "base/x:1", dir.to_str().unwrap()]).ok();
     kill(node.id(), 2);
     assert!(node.wait().unwrap().success());
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -212,5 +210,5 @@ fn a_node_on_another_store_does_not_take_over_the_fsd_of_the_first() {
     world.run(&["--store", &other, "mount", "base/x:1", &at]).ok();
     world.run(&["umount", &at]).ok();
     world.run(&["--store", &other, "down"]).ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
