@@ -326,6 +326,11 @@ impl Drop for World {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
+        // A runtime in this process may just be preparing the slots of the dead for others.
+        for _ in 0..3 {
+            let _ = std::fs::remove_dir_all(self.folder.path());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
     }
 }
 
