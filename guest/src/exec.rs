@@ -99,7 +99,7 @@ fn take_streams(streams: &[OwnedFd]) -> io::Result<()> {
     numbered.try_for_each(|(number, stream)| process::set_standard_stream(number, stream.as_fd()))
 }
 
-/// Closes every descriptor but the standard streams and the socket, and gives up the rights that root of
+/// Closes every descriptor but the standard streams and the socket, and stops using rights that root of
 /// the sandbox lacks.
 ///
 /// INVARIANT: nothing that the image or the sandbox names is looked up before this. A working directory, a
@@ -118,7 +118,8 @@ fn give_up_ours(shared: &Shared) -> io::Result<()> {
     }
     process::close_all_but(shared.wire.descriptor())?;
     capability::limit_bounding_set(CapabilitySet::SANDBOX)?;
-    capability::set(CapabilitySet::SANDBOX)
+    // Not the permitted ones: see `confine`.
+    capability::set_effective(CapabilitySet::SANDBOX)
 }
 
 /// The host's null device stands for no input; the sandbox's own takes its place. Root of the sandbox is
@@ -173,7 +174,7 @@ fn change_directory(cwd: &[u8]) -> Result<(), Refusal> {
 
 fn confine(shared: &Shared, user: &User) -> io::Result<()> {
     process::set_umask(0o022);
-    // INVARIANT: until execve has closed our descriptors this process holds more rights than anybody in
+    // INVARIANT: until execve has closed our descriptors this process is permitted more than anybody in
     // the sandbox, so that nobody there can reach them, even while it is being killed (a process without
     // memory is no longer protected by being undumpable). execve itself cuts the rights down: those of
     // root to the bounding set, those of others to none.

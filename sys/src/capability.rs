@@ -94,16 +94,30 @@ pub fn set(set: CapabilitySet) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Makes `set` the effective rights of the caller, as far as it is permitted them. It stays permitted what
+/// it is, so a process that has less still cannot look into it.
+pub fn set_effective(set: CapabilitySet) -> io::Result<()> {
+    let header = Header { version: VERSION_3, pid: 0 };
+    let mut data = get(&header)?;
+    for (word, shift) in data.iter_mut().zip([0, 32]) {
+        word.effective = word.permitted & (set.0 >> shift) as u32;
+    }
+    // SAFETY: a header of version 3 and the two data words that it asks for outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The rights that the caller can use now.
 pub fn effective() -> io::Result<CapabilitySet> {
-    let header = Header { version: VERSION_3, pid: 0 };
+    let data = get(&Header { version: VERSION_3, pid: 0 })?;
+    Ok(CapabilitySet(u64::from(data[0].effective) | u64::from(data[1].effective) << 32))
+}
+
+fn get(header: &Header) -> io::Result<[Data; 2]> {
     let mut data = [Data::default(), Data::default()];
     // SAFETY: a header of version 3 and room for the two data words that the kernel writes.
-    let result = unsafe { libc::syscall(libc::SYS_capget, &raw const header, data.as_mut_ptr()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(CapabilitySet(u64::from(data[0].effective) | u64::from(data[1].effective) << 32))
+    let result = unsafe { libc::syscall(libc::SYS_capget, &raw const *header, data.as_mut_ptr()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(data) }
 }
 
 const VERSION_3: u32 = 0x2008_0522;
@@ -132,6 +146,20 @@ mod tests {
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
         let bits = u64::from_str_radix(line.trim(), 16).unwrap();
         assert_eq!(effective().unwrap().bits(), bits);
+    }
+
+    #[test]
+    fn effective_rights_shrink_and_come_back_while_permitted() {
+        // Rights belong to a thread, so this one takes its own away.
+        std::thread::spawn(|| {
+            let before = effective().unwrap();
+            set_effective(CapabilitySet::SANDBOX).unwrap();
+            assert_eq!(effective().unwrap().bits(), before.bits() & CapabilitySet::SANDBOX.bits());
+            set_effective(before).unwrap();
+            assert_eq!(effective().unwrap(), before);
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
