@@ -164,3 +164,41 @@ async fn a_sandbox_may_take_a_part_only_of_what_the_kernel_counts_by_user() -> R
     }
     Ok(())
 }
+
+/// The one that starts must not follow what it could with our rights: into the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_starting_command_is_not_led_through_another_that_was_stopped() -> Result<()> {
+    let world = World::new()?;
+    let (_service, client) = world.client().await?;
+    let id = client.idle().await?.id;
+    let hunt = "known=' '; for p in /proc/[0-9]*; do known=\"$known${p#/proc/} \"; done; \
+                echo ready; while :; do for p in /proc/[0-9]*; do n=${p#/proc/}; \
+                case \"$known\" in *\" $n \"*) continue;; esac; \
+                kill -STOP $n 2>/dev/null || continue; \
+                if grep -q zygote $p/comm 2>/dev/null; then echo $n > /tmp/caught; exit; fi; \
+                kill -CONT $n 2>/dev/null; known=\"$known$n \"; done; done";
+    for _ in 0..20 {
+        let hunting = ExecStart { timeout_ms: 20_000, ..command(&id, &["sh", "-c", hunt]) };
+        let (hunting_client, bait_client) = (client.clone(), client.clone());
+        let hunting = tokio::spawn(async move { hunting_client.exec(hunting).await });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let bait = ExecStart { timeout_ms: 10_000, ..command(&id, &["true"]) };
+        let bait = tokio::spawn(async move { bait_client.exec(bait).await });
+        hunting.await??;
+        let caught = client.shell(&id, "cat /tmp/caught; rm -f /tmp/caught").await;
+        // It may have become its command before it was stopped.
+        let Ok(pid) = caught.as_deref().map(str::trim) else {
+            bait.await??;
+            continue;
+        };
+        for place in ["root", "cwd", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "fd/9"] {
+            let cwd = Some(format!("/proc/{pid}/{place}"));
+            let ran = client.exec(ExecStart { cwd, ..command(&id, &["true"]) }).await?;
+            assert_eq!(ran.ended.exit_code, 126, "{place}: {:?}", ran.ended);
+        }
+        client.shell(&id, &format!("kill -CONT {pid}")).await?;
+        bait.await??;
+        return Ok(());
+    }
+    anyhow::bail!("no starting command was ever caught")
+}
