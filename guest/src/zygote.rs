@@ -47,7 +47,7 @@ impl Shared {
 pub fn run() -> Result<(), Failure> {
     let wire = Wire::from_standard_input()
         .step(|| "this program is started by the runtime; standard input".into())?;
-    prepare().step(|| "prepare the process".into())?;
+    prepare(&wire).step(|| "prepare the process".into())?;
     let shared = configure(wire)?;
     let exits = signals::child_exit_descriptor().step(|| "signalfd".into())?;
     shared
@@ -70,8 +70,9 @@ pub fn run() -> Result<(), Failure> {
     }
 }
 
-/// Leaves behind whatever the starter's terminal, signals and limits were.
-fn prepare() -> io::Result<()> {
+/// Leaves behind whatever the starter's terminal, signals, descriptors and limits were.
+fn prepare(wire: &Wire) -> io::Result<()> {
+    process::close_all_but(wire.descriptor())?;
     process::set_name("lamella-zygote")?;
     process::set_undumpable()?;
     // A child that is stopped on its way into a sandbox shows /proc/PID/net there: an empty one.
@@ -84,7 +85,6 @@ fn prepare() -> io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
     process::set_standard_stream(0, null.as_fd())?;
     process::set_standard_stream(1, null.as_fd())?;
-    process::close_on_exec_from(3)?;
     let (_, hard) = process::limit_of(process::Resource::Descriptors)?;
     process::set_limit(process::Resource::Descriptors, hard, hard)
 }

@@ -83,9 +83,11 @@ pub unsafe fn fork(how: &Fork<'_>) -> io::Result<Forked> {
         unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
     match pid {
         0 => Ok(Forked::Child),
-        // SAFETY: the kernel stored a new descriptor in `pidfd`; nobody else owns it.
         1.. => {
-            Ok(Forked::Parent { pid: pid as Pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
+            1.. => {
+            // SAFETY: the kernel stored a new descriptor in `pidfd`; nobody else owns it.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Forked::Parent { pid: pid as Pid, pidfd })
         }
         _ => Err(io::Error::last_os_error()),
     }
@@ -369,12 +371,6 @@ pub fn close_all_but(kept: BorrowedFd<'_>) -> io::Result<()> {
     };
     close(3, kept.saturating_sub(1))?;
     close(kept.saturating_add(1).max(3), u32::MAX)
-}
-
-/// Marks every descriptor from `first` on as closed on exec.
-pub fn close_on_exec_from(first: i32) -> io::Result<()> {
-    // SAFETY: sets a flag on descriptors by number; none is closed.
-    check(unsafe { libc::close_range(first as u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) })
 }
 
 /// Makes `fd` the standard stream `number` (0, 1 or 2), which then survives exec.
