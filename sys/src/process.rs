@@ -84,7 +84,6 @@ pub unsafe fn fork(how: &Fork<'_>) -> io::Result<Forked> {
     match pid {
         0 => Ok(Forked::Child),
         1.. => {
-            1.. => {
             // SAFETY: the kernel stored a new descriptor in `pidfd`; nobody else owns it.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             Ok(Forked::Parent { pid: pid as Pid, pidfd })
