@@ -105,12 +105,14 @@ async fn a_command_that_is_stopped_at_its_birth_shows_nothing_and_ends_by_its_ti
     let world = World::new()?;
     let (_service, client) = world.client().await?;
     let id = client.idle().await?.id;
-    // Stops every process that it does not know, and prints the sockets that this one can see.
+    // Stops every process that it does not know, waits until it stands, and prints the sockets that this
+    // one can see.
     let hunt = "known=' '; for p in /proc/[0-9]*; do known=\"$known${p#/proc/} \"; done; \
                 touch /tmp/ready; \
                 while [ ! -e /tmp/enough ]; do for p in /proc/[0-9]*; do n=${p#/proc/}; \
                 case \"$known\" in *\" $n \"*) continue;; esac; \
                 kill -STOP $n 2>/dev/null || continue; known=\"$known$n \"; \
+                while grep -q '^State:.[RSD]' $p/status 2>/dev/null; do :; done; \
                 if grep -q zygote $p/comm 2>/dev/null; then echo caught; \
                 tail -n +2 $p/net/unix; ls $p/cwd/ $p/root/ $p/fd/3/ 2>/dev/null; fi; \
                 done; done";
@@ -172,33 +174,38 @@ async fn a_starting_command_is_not_led_through_another_that_was_stopped() -> Res
     let (_service, client) = world.client().await?;
     let id = client.idle().await?.id;
     let hunt = "known=' '; for p in /proc/[0-9]*; do known=\"$known${p#/proc/} \"; done; \
-                echo ready; while :; do for p in /proc/[0-9]*; do n=${p#/proc/}; \
+                while :; do for p in /proc/[0-9]*; do n=${p#/proc/}; \
                 case \"$known\" in *\" $n \"*) continue;; esac; \
                 kill -STOP $n 2>/dev/null || continue; \
+                while grep -q '^State:.[RSD]' $p/status 2>/dev/null; do :; done; \
                 if grep -q zygote $p/comm 2>/dev/null; then echo $n > /tmp/caught; exit; fi; \
                 kill -CONT $n 2>/dev/null; known=\"$known$n \"; done; done";
-    for _ in 0..20 {
-        let hunting = ExecStart { timeout_ms: 20_000, ..command(&id, &["sh", "-c", hunt]) };
-        let (hunting_client, bait_client) = (client.clone(), client.clone());
-        let hunting = tokio::spawn(async move { hunting_client.exec(hunting).await });
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let bait = ExecStart { timeout_ms: 10_000, ..command(&id, &["true"]) };
-        let bait = tokio::spawn(async move { bait_client.exec(bait).await });
-        hunting.await??;
-        let caught = client.shell(&id, "cat /tmp/caught; rm -f /tmp/caught").await;
-        // It may have become its command before it was stopped.
-        let Ok(pid) = caught.as_deref().map(str::trim) else {
-            bait.await??;
-            continue;
-        };
-        for place in ["root", "cwd", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "fd/9"] {
-            let cwd = Some(format!("/proc/{pid}/{place}"));
-            let ran = client.exec(ExecStart { cwd, ..command(&id, &["true"]) }).await?;
-            assert_eq!(ran.ended.exit_code, 126, "{place}: {:?}", ran.ended);
+    let hunting = ExecStart { timeout_ms: 60_000, ..command(&id, &["sh", "-c", hunt]) };
+    let hunter = client.clone();
+    let mut hunting = tokio::spawn(async move { hunter.exec(hunting).await });
+    let mut baits = 0;
+    let bait = loop {
+        let (start, baited) = (command(&id, &["true"]), client.clone());
+        let mut bait = tokio::spawn(async move { baited.exec(start).await });
+        baits += 1;
+        tokio::select! {
+            // It became its command before it was stopped.
+            ended = &mut bait => drop(ended??),
+            hunted = &mut hunting => {
+                let ended = hunted??.ended;
+                assert_eq!(ended.exit_code, 0, "after {baits} commands: {ended:?}");
+                break bait;
+            }
         }
-        client.shell(&id, &format!("kill -CONT {pid}")).await?;
-        bait.await??;
-        return Ok(());
+    };
+    let caught = client.shell(&id, "cat /tmp/caught").await?;
+    let pid = caught.trim();
+    for place in ["root", "cwd", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "fd/9"] {
+        let cwd = Some(format!("/proc/{pid}/{place}"));
+        let ran = client.exec(ExecStart { cwd, ..command(&id, &["true"]) }).await?;
+        assert_eq!(ran.ended.exit_code, 126, "{place}: {:?}", ran.ended);
     }
-    anyhow::bail!("no starting command was ever caught")
+    client.shell(&id, &format!("kill -CONT {pid}")).await?;
+    bait.await??;
+    Ok(())
 }
