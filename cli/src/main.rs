@@ -15,6 +15,7 @@ mod progress;
 mod quantity;
 mod settings;
 mod terminal;
+mod witness;
 
 use args::{Action, Cli};
 use commands::Scene;

@@ -9,6 +9,7 @@ use crate::embed;
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::progress::Bars;
 use crate::quantity::{show_bytes, show_duration};
+use crate::witness::Witness;
 use builder::publish::ImagesPublisher;
 use builder::{BuildOptions, Built, Cancel, ImageLayers, Source};
 use layer::manifest::LayerKind;
@@ -121,8 +122,9 @@ impl Work {
     fn carry_out(self, handle: &Handle) -> Outcome<(Built, Reference, Composed)> {
         let purpose = format!("build {}", self.reference);
         let publisher = ImagesPublisher::open(handle.clone(), self.channel.clone(), &purpose)?;
+        let publisher = Witness::new(publisher);
         let built = builder::build(&self.source, &publisher, &self.options, &*self.bars)
-            .map_err(|error| error.context(format!("build {}", self.source)))
+            .map_err(|error| publisher.explain(error).context(format!("build {}", self.source)))
             .remedy(advice)?;
         let is_env = self.reference.kind() == RefKind::Env;
         let environment = match (&built.config, is_env) {

@@ -32,6 +32,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A daemon that lived this long does not count as dying in a row.
 const STEADY: Duration = Duration::from_secs(30);
+/// How long and how often a drain is tried.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(500);
+const DRAIN_RETRY: Duration = Duration::from_millis(50);
 const RETRY: Duration = Duration::from_millis(10);
 
 /// One fsd process, ours or adopted.
@@ -148,8 +151,22 @@ impl Daemon {
     }
 }
 
-/// Unmounts everything and lets the keepers go; `Busy` while layers are in use.
+/// Unmounts everything and lets the keepers go; `Busy` while layers are in use. A failure is tried again
+/// for a moment: what just let go of a layer may not be gone yet.
 async fn drain(settings: &Settings) -> Result<()> {
+    let deadline = Instant::now() + DRAIN_PATIENCE;
+    loop {
+        match drain_once(settings).await {
+            Err(error) if Instant::now() < deadline => {
+                tracing::debug!(error = error.chain(), "drain fsd again");
+                tokio::time::sleep(DRAIN_RETRY).await;
+            }
+            drained => return drained,
+        }
+    }
+}
+
+async fn drain_once(settings: &Settings) -> Result<()> {
     let channel = proto::connect::unix(&settings.fsd_socket()).await?;
     let drained = LayerFsClient::new(channel).drain(DrainRequest { force: false }).await;
     drained.map(|_| ()).map_err(proto::status::from_status)

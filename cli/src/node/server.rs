@@ -75,7 +75,7 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
             // Whoever hears of the failure may try again at once.
             drop(node_lock);
             if mode != Mode::Foreground {
-                announce(&failed(&failure))?;
+                _ = announce(&failed(&failure));
             }
             return Err(failure);
         }
@@ -155,7 +155,9 @@ impl Node {
                 settings.data().display(),
                 std::process::id()
             )),
-            Mode::Background | Mode::Ephemeral => announce(&Announcement::Ready)?,
+            // Whoever started it may be gone; others may use it all the same, and if nobody does, an
+            // ephemeral node ends as it always does.
+            Mode::Background | Mode::Ephemeral => _ = announce(&Announcement::Ready),
         }
         let mut last_user = None;
         tokio::select! {

@@ -56,18 +56,13 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn nothing_is_left(world: &World) {
-    eventually("mounts are left", || world.mounts().is_empty());
-    eventually("processes are left", || world.processes().is_empty());
-}
-
 #[test]
 fn run_rm_works_without_a_node_and_leaves_nothing() {
     let world = world();
     let done = shell(&world, "run --rm box:1", "echo out; echo err >&2; exit 7");
     assert_eq!((done.code, done.out.as_str()), (7, "out\n"), "{}", done.err);
     assert!(done.err.contains("err\n"), "{}", done.err);
-    nothing_is_left(&world);
+    world.nothing_is_left();
     assert_eq!(world.line("ps -a --json").ok().json().as_array().unwrap().len(), 0);
     // A layer makes an implicit environment.
     let done = shell(&world, "run --rm base/box:1", "cat /data/kept").ok();
@@ -77,7 +72,7 @@ fn run_rm_works_without_a_node_and_leaves_nothing() {
     assert!(done.out.contains("X=1\n") && done.out.contains("PATH=/bin\n"), "{}", done.out);
     world.line("run --rm base/box:1").fails(2, "no command");
     world.line("run --rm base/nope:1 -- true").fails(1, "base/nope:1");
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -91,7 +86,7 @@ fn a_command_that_is_not_there_is_127_and_a_killed_one_128_more() {
     assert_eq!(done.code, 137, "{}", done.err);
     world.line(&format!("exec {id} --timeout 200ms -- /bin/sleep 60")).fails(124, "time");
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -129,7 +124,7 @@ fn exec_has_streams_input_user_and_directory() {
     world.line(&format!("rm {id}")).ok();
     assert_eq!(world.line("ps -a --json").ok().json().as_array().unwrap().len(), 0);
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -143,7 +138,7 @@ fn what_ran_is_listed_and_its_output_kept() {
     assert_eq!(world.line(&format!("logs {id}")).ok().out, "kept\n");
     world.line(&format!("rm {id}")).ok();
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -169,7 +164,7 @@ fn files_are_copied_in_and_out() {
     let done = shell(&world, &format!("exec {id}"), "mv /tmp/own /etc/hostname2; true").ok();
     assert_eq!(done.code, 0);
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -193,7 +188,7 @@ fn a_diff_holds_exactly_what_the_sandbox_saw() {
     let shown = world.line("tree result:1 /data").ok().out;
     assert!(shown.contains("/data/moved/deep") && !shown.contains("/data/gone"), "{shown}");
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -207,9 +202,21 @@ fn ctrl_c_stops_the_sandbox_and_a_killed_run_is_collected() {
         kill(child.id(), signal);
         assert_eq!(child.wait().unwrap().code(), code);
         // The ephemeral node collects what its dead user left, then goes.
-        nothing_is_left(&world);
+        world.nothing_is_left();
     }
     assert_eq!(world.line("ps -a --json").ok().json().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_run_that_is_killed_while_its_node_starts_leaves_nothing() {
+    let world = world();
+    for delay in [5, 15, 30, 60, 100] {
+        let child = world.spawn("run --rm box:1 -- sleep 600");
+        std::thread::sleep(Duration::from_millis(delay));
+        kill(child.id(), 9);
+        end_of(child, "a killed run");
+        world.nothing_is_left();
+    }
 }
 
 #[test]
@@ -223,7 +230,7 @@ fn sandboxes_go_on_when_the_node_is_killed() {
     let done = shell(&world, &format!("exec {id}"), "cat /tmp/state").ok();
     assert_eq!(done.out, "state\n");
     world.line("down").ok();
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -235,7 +242,7 @@ fn two_runs_share_one_ephemeral_node() {
         let done = end_of(child, line);
         assert_eq!(done.out, "done\n", "{}", done.err);
     }
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -246,7 +253,7 @@ fn other_backends_say_that_they_do_not_exist() {
         assert_eq!(done.code, 1, "{}", done.err);
         assert!(done.err.contains("container"), "{}", done.err);
     }
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 #[test]
@@ -287,7 +294,7 @@ fn a_terminal_is_forwarded_and_given_back_as_it_was() {
     let after = rustix::termios::tcgetattr(&pair.slave).unwrap();
     assert_eq!(before.local_modes, after.local_modes);
     assert_eq!(before.input_modes, after.input_modes);
-    nothing_is_left(&world);
+    world.nothing_is_left();
 }
 
 /// Control groups of this world's sandboxes: the runtime names them by the path of its folder.
@@ -348,7 +355,7 @@ fn whoever_is_killed_whenever_the_next_node_clears_up() {
         }
         shell(&world, "run --rm box:1", "test ! -e /data/x").ok();
         world.line("down").ok();
-        nothing_is_left(&world);
+        world.nothing_is_left();
         assert_eq!(groups(&world), Vec::<PathBuf>::new(), "control groups are left");
     }
 }

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// What a command did.
@@ -129,6 +129,27 @@ impl World {
             line.windows(needle.len()).any(|part| part == needle)
         })
         .collect()
+    }
+
+    /// Nothing of the node may be left: no mount, no process. What ends by itself gets a while.
+    #[track_caller]
+    pub fn nothing_is_left(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.mounts().is_empty() || !self.processes().is_empty() {
+            if Instant::now() > deadline {
+                let log = |name: &str| {
+                    fs::read_to_string(self.data().join("run").join(name)).unwrap_or_default()
+                };
+                panic!(
+                    "left: {:?} {:?}\n{}\n{}",
+                    self.mounts(),
+                    self.processes(),
+                    log("node.log"),
+                    log("fsd.log")
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Mount points below this world's directory, the deepest first.
