@@ -2,7 +2,7 @@
 
 use crate::corpus::Piece;
 use crate::measure::{self, DiskWrites};
-use crate::node::{Lamella, Loaded};
+use crate::node::{Lamella, Loaded, Size};
 use crate::shell;
 use anyhow::bail;
 use std::time::Duration;
@@ -75,6 +75,8 @@ pub struct Cold {
     pub time: Duration,
     /// What was loaded for it.
     pub loaded: Loaded,
+    /// How large the environment is; its metadata images are fetched whole, beside `loaded`.
+    pub size: Size,
     /// Bytes asked for.
     pub asked_bytes: u64,
     /// Bytes that reached the disk, the write-back after the end included.
@@ -98,7 +100,8 @@ pub fn run_cold(lamella: &Lamella, case: Case) -> anyhow::Result<Cold> {
     let (time, _) = measure::timed(|| lamella.run(&words))?;
     let loaded = node.loaded()?;
     let asked_bytes = node.asked_bytes()?;
+    let size = node.size(ENVIRONMENT)?;
     let written_bytes = writes.finish()?;
     drop(node);
-    Ok(Cold { time, loaded, asked_bytes, written_bytes })
+    Ok(Cold { time, loaded, size, asked_bytes, written_bytes })
 }

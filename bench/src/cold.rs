@@ -22,6 +22,7 @@ struct Series {
     eager_time: Spread,
     plain: Spread,
     stored: Spread,
+    metadata: Spread,
     reads: Spread,
     events: Spread,
     asked: Spread,
@@ -48,6 +49,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
             series.lazy_time.push(cold.time.as_secs_f64());
             series.plain.push(cold.loaded.plain_bytes as f64);
             series.stored.push(cold.loaded.store_bytes as f64);
+            series.metadata.push(cold.size.metadata_bytes as f64);
             series.reads.push(cold.loaded.store_reads as f64);
             series.events.push(cold.loaded.events as f64);
             series.asked.push(cold.asked_bytes as f64);
@@ -106,7 +108,8 @@ fn judge(report: &mut Report, case: &str, series: &Series, faster: f64, nydus: f
     report.figure(case, "touched", "plain bytes", Unit::Bytes, &touched);
     report.figure(case, "asked", "plain bytes", Unit::Bytes, &series.asked);
     report.figure(case, "on demand", "plain bytes", Unit::Bytes, &series.plain);
-    report.figure(case, "on demand", "fetched", Unit::Bytes, &series.stored);
+    report.figure(case, "on demand", "fetched data", Unit::Bytes, &series.stored);
+    report.figure(case, "on demand", "fetched metadata", Unit::Bytes, &series.metadata);
     report.figure(case, "on demand", "store requests", Unit::Count, &series.reads);
     report.figure(case, "on demand", "events", Unit::Count, &series.events);
     report.figure(case, "on demand", "written", Unit::Bytes, &series.lazy_written);
