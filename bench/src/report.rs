@@ -105,6 +105,8 @@ struct Machine {
     kernel: String,
     system: String,
     scratch: String,
+    /// Load average of the last minute, before the report was made: more than the cores is a busy machine.
+    load: f64,
 }
 
 /// Everything that one bench found.
@@ -197,8 +199,9 @@ impl Report {
     }
 
     fn caption(&self) -> String {
-        let Machine { processor, cores, kernel, .. } = &self.machine;
-        format!("{}, {cores} cores of {processor}, Linux {kernel}, {} build", self.date, self.build)
+        let Machine { processor, cores, kernel, load, .. } = &self.machine;
+        let (date, build) = (&self.date, self.build);
+        format!("{date}, {cores} cores of {processor}, Linux {kernel}, load {load}, {build} build")
     }
 
     fn text(&self) -> String {
@@ -238,7 +241,9 @@ fn machine(options: &Options) -> anyhow::Result<Machine> {
     let memory = field("/proc/meminfo", "MemTotal")?;
     let memory: u64 = memory.split(' ').next().unwrap_or_default().parse().unwrap_or(0);
     let scratch = shell::text(&options.scratch)?;
+    let load = fs::read_to_string("/proc/loadavg")?;
     Ok(Machine {
+        load: load.split(' ').next().unwrap_or_default().parse().unwrap_or(0.0),
         processor: field("/proc/cpuinfo", "model name")?,
         cores: std::thread::available_parallelism()?.get(),
         memory_bytes: memory * 1024,

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use sys::mount::{Attributes, Erofs, Unmount};
 
-const RANDOM_READS: u64 = 20_000;
+const RANDOM_READS: u64 = 4_000;
 const SMALL_BYTES: u64 = 64 << 10;
 const BAR: f64 = 0.9;
 
