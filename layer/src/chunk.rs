@@ -19,6 +19,8 @@ const MAGIC: &[u8; 8] = b"LAMCHNK1";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 36;
+/// The longest stored table: one of 2^32-1 chunks of one block.
+pub(crate) const MAX_TABLE_BYTES: u64 = (HEADER_BYTES + ENTRY_BYTES * u32::MAX as usize) as u64;
 
 impl ChunkDigest {
     /// Marks a chunk of nothing but zeros, which lies in no pack. No content has this BLAKE3 digest.

@@ -3,7 +3,14 @@
 //! Callers match on the kind. Adding a format or a backend adds no kind. `Display` prints the context
 //! and never repeats the source; walk `std::error::Error::source` for the chain.
 
+use crate::words::words;
 use std::fmt;
+
+/// Too many open files on the host, and in this process; a loop of symbolic links. Linux's numbers, as
+/// this crate links no system library.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+const ELOOP: i32 = 40;
 
 /// What went wrong, as far as a caller can act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,64 +62,58 @@ impl ErrorKind {
         use std::io::ErrorKind as Io;
         match error.kind() {
             Io::NotFound => Self::NotFound,
-            Io::AlreadyExists => Self::Exists,
-            Io::PermissionDenied => Self::Denied,
-            Io::InvalidInput => Self::Invalid,
+            Io::AlreadyExists | Io::DirectoryNotEmpty => Self::Exists,
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => Self::Denied,
+            Io::InvalidInput
+            | Io::InvalidFilename
+            | Io::NotADirectory
+            | Io::IsADirectory
+            | Io::NotSeekable
+            | Io::CrossesDevices
+            | Io::ArgumentListTooLong => Self::Invalid,
             Io::InvalidData | Io::UnexpectedEof => Self::Corrupt,
-            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => Self::NoSpace,
-            Io::ResourceBusy => Self::Busy,
+            Io::StorageFull
+            | Io::QuotaExceeded
+            | Io::FileTooLarge
+            | Io::TooManyLinks
+            | Io::OutOfMemory => Self::NoSpace,
+            Io::ResourceBusy | Io::ExecutableFileBusy | Io::AddrInUse | Io::WouldBlock => {
+                Self::Busy
+            }
             Io::TimedOut => Self::Timeout,
             Io::Unsupported => Self::Unsupported,
-            Io::ConnectionRefused | Io::ConnectionReset | Io::NotConnected | Io::BrokenPipe => {
-                Self::Unavailable
-            }
-            _ => Self::Internal,
+            Io::ConnectionRefused
+            | Io::ConnectionReset
+            | Io::ConnectionAborted
+            | Io::NotConnected
+            | Io::BrokenPipe
+            | Io::HostUnreachable
+            | Io::NetworkUnreachable
+            | Io::NetworkDown
+            | Io::StaleNetworkFileHandle => Self::Unavailable,
+            // What the standard library has no stable kind for.
+            _ => match error.raw_os_error() {
+                Some(ENFILE | EMFILE) => Self::NoSpace,
+                Some(ELOOP) => Self::Invalid,
+                _ => Self::Internal,
+            },
         }
-    }
-
-    /// All kinds, for exhaustive mappings and their tests.
-    pub const ALL: [Self; 11] = [
-        Self::NotFound,
-        Self::Exists,
-        Self::Invalid,
-        Self::Corrupt,
-        Self::Unsupported,
-        Self::Denied,
-        Self::Busy,
-        Self::NoSpace,
-        Self::Unavailable,
-        Self::Timeout,
-        Self::Internal,
-    ];
-
-    /// The lower-case word that stands for the kind on the wire and in JSON.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::NotFound => "not_found",
-            Self::Exists => "exists",
-            Self::Invalid => "invalid",
-            Self::Corrupt => "corrupt",
-            Self::Unsupported => "unsupported",
-            Self::Denied => "denied",
-            Self::Busy => "busy",
-            Self::NoSpace => "no_space",
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Internal => "internal",
-        }
-    }
-
-    /// The inverse of [`ErrorKind::word`].
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 }
 
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
+words!(ErrorKind, "kind of error", {
+    NotFound = "not_found",
+    Exists = "exists",
+    Invalid = "invalid",
+    Corrupt = "corrupt",
+    Unsupported = "unsupported",
+    Denied = "denied",
+    Busy = "busy",
+    NoSpace = "no_space",
+    Unavailable = "unavailable",
+    Timeout = "timeout",
+    Internal = "internal",
+});
 
 /// An error of any Lamella crate.
 pub struct Error {
@@ -226,11 +227,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_round_trip_for_every_kind() {
-        for kind in ErrorKind::ALL {
-            assert_eq!(ErrorKind::from_word(kind.word()), Some(kind));
+    fn what_the_system_refuses_as_input_is_no_defect_of_ours() {
+        for (errno, kind) in [
+            (2, ErrorKind::NotFound),      // ENOENT
+            (7, ErrorKind::Invalid),       // E2BIG
+            (17, ErrorKind::Exists),       // EEXIST
+            (18, ErrorKind::Invalid),      // EXDEV
+            (20, ErrorKind::Invalid),      // ENOTDIR
+            (21, ErrorKind::Invalid),      // EISDIR
+            (22, ErrorKind::Invalid),      // EINVAL
+            (24, ErrorKind::NoSpace),      // EMFILE
+            (26, ErrorKind::Busy),         // ETXTBSY
+            (28, ErrorKind::NoSpace),      // ENOSPC
+            (30, ErrorKind::Denied),       // EROFS
+            (36, ErrorKind::Invalid),      // ENAMETOOLONG
+            (39, ErrorKind::Exists),       // ENOTEMPTY
+            (40, ErrorKind::Invalid),      // ELOOP
+            (113, ErrorKind::Unavailable), // EHOSTUNREACH
+            (116, ErrorKind::Unavailable), // ESTALE
+            (5, ErrorKind::Internal),      // EIO
+        ] {
+            let error = std::io::Error::from_raw_os_error(errno);
+            assert_eq!(ErrorKind::of_io(&error), kind, "{error}");
         }
-        assert_eq!(ErrorKind::from_word("other"), None);
     }
 
     #[test]

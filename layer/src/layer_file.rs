@@ -3,7 +3,7 @@
 //! The form is canonical: one layer has exactly one layer file. The metadata image starts on a page
 //! border, so that it can be read or mapped without the rest.
 
-use crate::chunk::ChunkTable;
+use crate::chunk::{self, ChunkTable};
 use crate::error::{Error, Result};
 use crate::id::{Digest, LayerId};
 use crate::input::Input;
@@ -46,7 +46,7 @@ pub struct Layout {
 impl Layout {
     fn new(manifest_bytes: u64, chunk_table_bytes: u64, metadata_bytes: u64) -> Result<Self> {
         if manifest_bytes > manifest::MAX_BYTES as u64
-            || chunk_table_bytes > 16 + 36 * u64::from(u32::MAX)
+            || chunk_table_bytes > chunk::MAX_TABLE_BYTES
             || metadata_bytes > MAX_METADATA_BYTES
         {
             return Err(Error::corrupt("layer file: a part is longer than it can be"));
@@ -157,11 +157,11 @@ impl LayerFile {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::chunk::Chunk;
     use crate::id::ChunkDigest;
-    use crate::manifest::{Features, LayerKind};
+    use crate::manifest::LayerKind;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -174,17 +174,10 @@ pub(crate) mod tests {
         let chunk_table = ChunkTable::new((0..chunks).map(chunk).collect()).unwrap();
         let manifest = Manifest {
             annotations: BTreeMap::from([("made by".into(), "a test".into())]),
-            chunk_table_digest: chunk_table.digest(),
-            chunks: chunk_table.len() as u64,
-            data_blocks: chunk_table.data_blocks(),
             directories: 1,
-            features: Features::default(),
             files: 3,
-            kind: LayerKind::Base,
-            metadata_bytes: metadata.len() as u64,
-            metadata_digest: Digest::of(&metadata),
             plain_bytes: 9,
-            version: manifest::VERSION,
+            ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
         };
         LayerFile { manifest, chunk_table, metadata }
     }

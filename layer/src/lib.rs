@@ -17,6 +17,7 @@ pub mod pack;
 pub mod presence;
 pub mod reference;
 pub mod tree;
+mod words;
 
 pub use error::{Context, Error, ErrorKind, Result};
 pub use id::{ChunkDigest, Digest, EnvId, LayerId, PackId};

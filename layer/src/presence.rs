@@ -48,8 +48,17 @@ impl Presence {
     }
 
     fn slot_bytes(chunks: u32) -> usize {
-        let used = HEADER_BYTES + (chunks as usize).div_ceil(8) + CHECKSUM_BYTES;
-        used.next_multiple_of(SLOT_ALIGNMENT)
+        Self::used_bytes(chunks).next_multiple_of(SLOT_ALIGNMENT)
+    }
+
+    /// Bytes of a slot without the padding behind them.
+    fn used_bytes(chunks: u32) -> usize {
+        HEADER_BYTES + (chunks as usize).div_ceil(8) + CHECKSUM_BYTES
+    }
+
+    /// Where in the file the present generation lies.
+    fn slot_offset(&self) -> usize {
+        (self.generation % 2) as usize * Self::slot_bytes(self.chunks)
     }
 
     /// The layer.
@@ -101,21 +110,20 @@ impl Presence {
     /// generation up and goes to the other slot.
     pub fn next_write(&mut self) -> SlotWrite {
         self.generation += 1;
-        let slot = (self.generation % 2) as usize * Self::slot_bytes(self.chunks);
-        SlotWrite { offset: slot as u64, bytes: self.encode_slot() }
+        SlotWrite { offset: self.slot_offset() as u64, bytes: self.encode_slot() }
     }
 
     /// A whole new file with the present state in one slot and nothing in the other.
     pub fn encode(&self) -> Vec<u8> {
         let mut file = vec![0; Self::file_bytes(self.chunks)];
         let slot = self.encode_slot();
-        let at = (self.generation % 2) as usize * Self::slot_bytes(self.chunks);
+        let at = self.slot_offset();
         file[at..at + slot.len()].copy_from_slice(&slot);
         file
     }
 
     fn encode_slot(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Self::slot_bytes(self.chunks));
+        let mut bytes = Vec::with_capacity(Self::used_bytes(self.chunks));
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&self.chunks.to_le_bytes());
@@ -131,7 +139,7 @@ impl Presence {
     /// length gives the empty set.
     pub fn decode(layer: LayerId, chunks: u32, file: &[u8]) -> Self {
         let slot_bytes = Self::slot_bytes(chunks);
-        let used = HEADER_BYTES + (chunks as usize).div_ceil(8) + CHECKSUM_BYTES;
+        let used = Self::used_bytes(chunks);
         let slot = |index: usize| {
             let start = index * slot_bytes;
             let state = Self::decode_slot(layer, chunks, file.get(start..start + used)?)?;

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::id::{EnvId, LayerId};
 use crate::json;
 use crate::manifest::LayerKind;
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -33,21 +34,13 @@ pub enum RefKind {
     Env,
 }
 
-impl RefKind {
-    /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Base, Self::Workspace, Self::Toolkit, Self::Diff, Self::Env];
-
-    /// The word that stands for the kind.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Base => "base",
-            Self::Workspace => "workspace",
-            Self::Toolkit => "toolkit",
-            Self::Diff => "diff",
-            Self::Env => "env",
-        }
-    }
-}
+words!(RefKind, "kind of reference", {
+    Base = "base",
+    Workspace = "workspace",
+    Toolkit = "toolkit",
+    Diff = "diff",
+    Env = "env",
+});
 
 impl From<LayerKind> for RefKind {
     fn from(kind: LayerKind) -> Self {
@@ -57,23 +50,6 @@ impl From<LayerKind> for RefKind {
             LayerKind::Toolkit => Self::Toolkit,
             LayerKind::Diff => Self::Diff,
         }
-    }
-}
-
-impl fmt::Display for RefKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
-
-impl FromStr for RefKind {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|kind| kind.word() == text).ok_or_else(|| {
-            Error::invalid(format!(
-                "{text:?} is no kind of reference: base, workspace, toolkit, diff or env"
-            ))
-        })
     }
 }
 

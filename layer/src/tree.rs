@@ -65,6 +65,20 @@ pub struct Extent {
     pub data_block: u32,
 }
 
+impl Extent {
+    /// Takes `next` in where it goes on right behind this one, in the file and in the data space; false
+    /// where it does not.
+    pub fn absorb(&mut self, next: &Self) -> bool {
+        let behind = |start: u32| u64::from(start) + u64::from(self.blocks);
+        let goes_on = behind(self.file_block) == u64::from(next.file_block)
+            && behind(self.data_block) == u64::from(next.data_block);
+        if goes_on {
+            self.blocks += next.blocks;
+        }
+        goes_on
+    }
+}
+
 /// Where a regular file's content is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Body {
@@ -119,7 +133,15 @@ pub struct Inode {
     pub kind: Kind,
 }
 
+/// The extended attribute by which overlayfs lets a directory hide what lies below it.
+pub const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
+
 impl Inode {
+    /// True for a directory that hides what lower layers have at its path.
+    pub fn is_opaque(&self) -> bool {
+        self.xattrs.iter().any(|xattr| xattr.name == OPAQUE_XATTR && xattr.value == b"y")
+    }
+
     /// True for overlayfs's whiteout.
     pub fn is_whiteout(&self) -> bool {
         self.kind == Kind::CharDevice(Rdev::WHITEOUT)

@@ -57,7 +57,7 @@ pub fn to_status(error: Error) -> Status {
 #[allow(clippy::needless_pass_by_value)]
 pub fn from_status(status: Status) -> Error {
     let stated = status.metadata().get(KIND_KEY).and_then(|word| word.to_str().ok());
-    let kind = stated.and_then(ErrorKind::from_word).unwrap_or_else(|| kind(status.code()));
+    let kind = stated.and_then(|word| word.parse().ok()).unwrap_or_else(|| kind(status.code()));
     Error::new(kind, status.message())
 }
 

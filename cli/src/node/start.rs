@@ -103,7 +103,7 @@ pub async fn connect(settings: &Settings, lifetime: Lifetime, out: Output) -> Ou
                 }
                 Announcement::Ready | Announcement::Held => {}
                 Announcement::Failed { kind, message } => {
-                    let kind = ErrorKind::from_word(&kind).unwrap_or(ErrorKind::Internal);
+                    let kind = kind.parse().unwrap_or(ErrorKind::Internal);
                     return Err(Error::new(kind, message).into());
                 }
             }

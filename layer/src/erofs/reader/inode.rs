@@ -212,14 +212,8 @@ impl<'a> RawInode<'_, 'a> {
             let file_block = chunk << bits;
             let length = (blocks - file_block).min(1 << bits);
             let extent = self.chunk_extent(device, address, file_block, length)?;
-            match extents.last_mut() {
-                Some(last)
-                    if last.file_block + last.blocks == extent.file_block
-                        && last.data_block + last.blocks == extent.data_block =>
-                {
-                    last.blocks += extent.blocks;
-                }
-                _ => extents.push(extent),
+            if !extents.last_mut().is_some_and(|last| last.absorb(&extent)) {
+                extents.push(extent);
             }
         }
         Ok(extents)
@@ -232,9 +226,13 @@ impl<'a> RawInode<'_, 'a> {
         file_block: u64,
         blocks: u64,
     ) -> Result<Extent> {
-        let start = if device == DATA_DEVICE { Some(0) } else { Some(self.reader.data_address) };
+        // The data device is named, or mapped behind the image where it has a place in the addresses.
+        let start = match (device, self.reader.data_address) {
+            (DATA_DEVICE, _) => Some(0),
+            (_, 0) => None,
+            (_, mapped) => Some(mapped),
+        };
         let data_block = start
-            .filter(|start| device == DATA_DEVICE || *start != 0)
             .and_then(|start| address.checked_sub(start))
             .filter(|block| u64::from(*block) + blocks <= u64::from(self.reader.data_blocks));
         // Block numbers in a file have 32 bits, as those of the data device do.

@@ -98,6 +98,20 @@ impl<'a> Reader<'a> {
         whole::to_tree(self)
     }
 
+    /// Reads every inode once and keeps nothing: whether the image is sound and made for a data space of
+    /// this many blocks. Time and memory are bounded by the image's size.
+    ///
+    /// Fails with `Corrupt` or `Unsupported`, naming what is wrong.
+    pub fn check(&self, data_blocks: u32) -> Result<()> {
+        if self.data_blocks != data_blocks {
+            return Err(Error::corrupt(format!(
+                "EROFS image: its data device has {} blocks, the data space {data_blocks}",
+                self.data_blocks
+            )));
+        }
+        whole::check(self)
+    }
+
     /// Bytes of the image, checked.
     fn bytes(&self, offset: u64, len: u64) -> Result<&'a [u8]> {
         usize::try_from(offset)

@@ -177,6 +177,8 @@ proptest! {
         prop_assert_eq!(flattened(&read), flattened(&tree));
         prop_assert_eq!(reader.inodes(), read.inodes.len() as u64);
         prop_assert_eq!(reader.data_blocks(), DATA_BLOCKS);
+        reader.check(DATA_BLOCKS).unwrap();
+        prop_assert!(reader.check(DATA_BLOCKS + 1).is_err());
         // What was read gives the same image again.
         prop_assert!(write(&read, DATA_BLOCKS).unwrap().bytes == image.bytes);
         let links = tree.link_counts().unwrap();
@@ -234,22 +236,20 @@ fn read_everything(bytes: &[u8]) -> crate::Result<()> {
     }
     let _ = reader.walk(&mut |_, _| Ok(()));
     let _ = reader.to_tree();
+    let _ = reader.check(DATA_BLOCKS);
     Ok(())
+}
+
+fn plain(kind: Kind) -> Inode {
+    let mtime = Timestamp::default();
+    Inode { mode: 0o755, uid: 0, gid: 0, mtime, xattrs: Vec::new(), kind }
 }
 
 #[test]
 fn walking_goes_through_a_tree_in_order() {
-    let inode = |kind| Inode {
-        mode: 0o755,
-        uid: 0,
-        gid: 0,
-        mtime: Timestamp::default(),
-        xattrs: Vec::new(),
-        kind,
-    };
-    let mut tree = Tree::new(inode(Kind::Directory(BTreeMap::new())));
-    let directory = tree.add(inode(Kind::Directory(BTreeMap::new()))).unwrap();
-    let file = tree.add(inode(Kind::Fifo)).unwrap();
+    let mut tree = Tree::new(plain(Kind::Directory(BTreeMap::new())));
+    let directory = tree.add(plain(Kind::Directory(BTreeMap::new()))).unwrap();
+    let file = tree.add(plain(Kind::Fifo)).unwrap();
     tree.link(InodeIx::ROOT, b"b".to_vec(), directory).unwrap();
     tree.link(InodeIx::ROOT, b"c".to_vec(), file).unwrap();
     tree.link(InodeIx::ROOT, b"a".to_vec(), file).unwrap();
@@ -269,16 +269,8 @@ fn walking_goes_through_a_tree_in_order() {
 
 #[test]
 fn a_directory_in_itself_is_found() {
-    let inode = |kind| Inode {
-        mode: 0o755,
-        uid: 0,
-        gid: 0,
-        mtime: Timestamp::default(),
-        xattrs: Vec::new(),
-        kind,
-    };
-    let mut tree = Tree::new(inode(Kind::Directory(BTreeMap::new())));
-    let directory = tree.add(inode(Kind::Directory(BTreeMap::new()))).unwrap();
+    let mut tree = Tree::new(plain(Kind::Directory(BTreeMap::new())));
+    let directory = tree.add(plain(Kind::Directory(BTreeMap::new()))).unwrap();
     tree.link(InodeIx::ROOT, b"a".to_vec(), directory).unwrap();
     let image = write(&tree, 0).unwrap();
     let mut bytes = image.bytes;
@@ -289,5 +281,6 @@ fn a_directory_in_itself_is_found() {
     bytes[third..third + 8].copy_from_slice(&image.inode_numbers[0].to_le_bytes());
     let reader = Reader::parse(&bytes).unwrap();
     assert!(reader.to_tree().is_err());
+    assert!(reader.check(0).is_err());
     assert!(reader.walk(&mut |_, _| Ok(())).is_err());
 }

@@ -35,7 +35,7 @@ pub(super) fn walk(
         path.extend_from_slice(&entry.name);
         let record = reader.inode(entry.number)?;
         visit(&path, &record)?;
-        if matches!(record.inode.kind, Kind::Directory(_)) {
+        if is_directory(&record) {
             enter(&mut entered, entry.number)?;
             budget.spend_bytes(record.size)?;
             open.push((reader.read_dir(entry.number)?.into_iter(), path.len()));
@@ -45,19 +45,56 @@ pub(super) fn walk(
 }
 
 fn enter(entered: &mut HashSet<u64>, directory: u64) -> Result<()> {
-    if entered.insert(directory) {
-        return Ok(());
+    if entered.insert(directory) { Ok(()) } else { Err(two_names(directory)) }
+}
+
+fn two_names(directory: u64) -> Error {
+    Error::corrupt(format!("EROFS directory {directory} has two names"))
+}
+
+fn is_directory(record: &InodeRecord) -> bool {
+    matches!(record.inode.kind, Kind::Directory(_))
+}
+
+/// The root, which has to be a directory.
+fn root(reader: &Reader<'_>) -> Result<InodeRecord> {
+    let root = reader.inode(reader.root())?;
+    if is_directory(&root) {
+        Ok(root)
+    } else {
+        Err(Error::corrupt("EROFS image: the root is no directory"))
     }
-    Err(Error::corrupt(format!("EROFS directory {directory} has two names")))
+}
+
+pub(super) fn check(reader: &Reader<'_>) -> Result<()> {
+    let mut budget = Budget::new(reader);
+    budget.spend(&root(reader)?)?;
+    // Whether each inode that was met is a directory.
+    let mut known = HashMap::from([(reader.root(), true)]);
+    let mut pending = vec![reader.root()];
+    while let Some(directory) = pending.pop() {
+        for entry in reader.read_dir(directory)? {
+            match known.get(&entry.number) {
+                Some(true) => return Err(two_names(entry.number)),
+                Some(false) => {}
+                None => {
+                    let record = reader.inode(entry.number)?;
+                    budget.spend(&record)?;
+                    known.insert(entry.number, is_directory(&record));
+                    if is_directory(&record) {
+                        pending.push(entry.number);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn to_tree(reader: &Reader<'_>) -> Result<Tree> {
     let mut budget = Budget::new(reader);
-    let root = reader.inode(reader.root())?;
+    let root = root(reader)?;
     budget.spend(&root)?;
-    if !matches!(root.inode.kind, Kind::Directory(_)) {
-        return Err(Error::corrupt("EROFS image: the root is no directory"));
-    }
     let mut tree = Tree::new(root.inode);
     let mut known = HashMap::from([(reader.root(), InodeIx::ROOT)]);
     let mut pending = vec![(reader.root(), InodeIx::ROOT)];
@@ -67,17 +104,14 @@ pub(super) fn to_tree(reader: &Reader<'_>) -> Result<Tree> {
             let child = match known.get(&entry.number) {
                 Some(child) => {
                     if matches!(tree.inodes[child.index()].kind, Kind::Directory(_)) {
-                        return Err(Error::corrupt(format!(
-                            "EROFS directory {} has two names",
-                            entry.number
-                        )));
+                        return Err(two_names(entry.number));
                     }
                     *child
                 }
                 None => {
                     let record = reader.inode(entry.number)?;
                     budget.spend(&record)?;
-                    let is_directory = matches!(record.inode.kind, Kind::Directory(_));
+                    let is_directory = is_directory(&record);
                     let child = tree.add(record.inode)?;
                     known.insert(entry.number, child);
                     if is_directory {

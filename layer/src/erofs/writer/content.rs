@@ -31,12 +31,7 @@ pub(super) fn merged(extents: &[Extent]) -> impl Iterator<Item = Extent> {
     let mut rest = extents.iter().copied().peekable();
     std::iter::from_fn(move || {
         let mut run = rest.next()?;
-        while let Some(next) = rest.next_if(|next| {
-            u64::from(next.file_block) == end_of(&run)
-                && next.data_block == run.data_block + run.blocks
-        }) {
-            run.blocks += next.blocks;
-        }
+        while rest.next_if(|next| run.absorb(next)).is_some() {}
         Some(run)
     })
 }

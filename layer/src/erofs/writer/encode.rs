@@ -1,7 +1,7 @@
 //! Writes the image when everything has its form and place.
 
 use super::place::Places;
-use super::plan::{Content, Form, Plan};
+use super::plan::{Content, Form, Plan, unfit_device};
 use super::{Image, content, directory, refuse};
 use crate::erofs::format::{
     BLOCK, CHUNK_INDEX_BYTES, CHUNKS_INDEXED, COMPACT_BYTES, COMPAT_CHECKSUM, COMPAT_MTIME,
@@ -120,7 +120,7 @@ fn content_field(
     image_block: u32,
 ) -> std::result::Result<u32, String> {
     if let Kind::CharDevice(rdev) | Kind::BlockDevice(rdev) = &inode.kind {
-        return encode_rdev(*rdev).ok_or_else(|| format!("{rdev:?}"));
+        return encode_rdev(*rdev).ok_or_else(|| unfit_device(*rdev));
     }
     Ok(match form.content {
         Content::Nothing => 0,

@@ -8,7 +8,7 @@ use crate::erofs::format::{
     SLOT_BYTES, encode_rdev,
 };
 use crate::error::Result;
-use crate::tree::{Body, Inode, InodeIx, Kind, Timestamp, Tree};
+use crate::tree::{Body, Inode, InodeIx, Kind, Rdev, Timestamp, Tree};
 use std::collections::HashMap;
 
 /// Where an inode's content goes.
@@ -245,13 +245,15 @@ impl<'t> Plan<'t> {
                     }
                 }
             },
-            Kind::CharDevice(rdev) | Kind::BlockDevice(rdev) => match encode_rdev(*rdev) {
-                Some(_) => Ok((0, Content::Nothing)),
-                None => {
-                    Err(format!("device {}:{} does not fit 12 and 20 bits", rdev.major, rdev.minor))
-                }
-            },
+            Kind::CharDevice(rdev) | Kind::BlockDevice(rdev) => {
+                encode_rdev(*rdev).map(|_| (0, Content::Nothing)).ok_or_else(|| unfit_device(*rdev))
+            }
             Kind::Fifo | Kind::Socket => Ok((0, Content::Nothing)),
         }
     }
+}
+
+/// Why a device node is refused.
+pub(super) fn unfit_device(rdev: Rdev) -> String {
+    format!("device {}:{} does not fit 12 and 20 bits", rdev.major, rdev.minor)
 }
