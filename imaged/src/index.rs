@@ -32,6 +32,19 @@ pub(crate) struct Reindexed {
     pub(crate) damaged: u64,
 }
 
+impl Reindexed {
+    /// What was read, or nothing where it is left out, which is counted.
+    fn sound<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                self.damaged += leave_out(error)?;
+                Ok(None)
+            }
+        }
+    }
+}
+
 /// Where the chunks of one layer lie.
 #[derive(Debug)]
 pub(crate) struct Located {
@@ -70,31 +83,22 @@ impl Images {
 
         let layers = self.store.list_layers()?;
         for id in &layers {
-            match self.read_layer_record(id) {
-                Ok(record) => {
-                    self.catalog.put_layer(&record)?;
-                    found.layers += 1;
-                }
-                Err(error) => found.damaged += leave_out(error)?,
+            if let Some(record) = found.sound(self.read_layer_record(id))? {
+                self.catalog.put_layer(&record)?;
+                found.layers += 1;
             }
         }
         let environments = self.store.list_environments()?;
         for id in &environments {
-            match self.store.read_environment(id) {
-                Ok(environment) => {
-                    self.catalog.put_environment(&environment)?;
-                    found.environments += 1;
-                }
-                Err(error) => found.damaged += leave_out(error)?,
+            if let Some(environment) = found.sound(self.store.read_environment(id))? {
+                self.catalog.put_environment(&environment)?;
+                found.environments += 1;
             }
         }
         for (reference, number) in self.store.list_references(None)? {
-            match self.store.read_entry(&reference, number) {
-                Ok(entry) => {
-                    self.catalog.put_entry(&reference, &entry)?;
-                    found.references += 1;
-                }
-                Err(error) => found.damaged += leave_out(error)?,
+            if let Some(entry) = found.sound(self.store.read_entry(&reference, number))? {
+                self.catalog.put_entry(&reference, &entry)?;
+                found.references += 1;
             }
         }
         let packs = packs.into_iter().collect();
@@ -141,10 +145,9 @@ impl Images {
     /// Where these chunks lie as far as the catalog knows, without a look at the store.
     pub(crate) fn known_places(
         &self,
-        digests: impl IntoIterator<Item = ChunkDigest>,
+        digests: &[ChunkDigest],
     ) -> Result<HashMap<ChunkDigest, ChunkPlace>> {
         let mut places = HashMap::new();
-        let digests: Vec<ChunkDigest> = digests.into_iter().collect();
         for part in digests.chunks(LOOKUP) {
             let found = self.catalog.places(part)?;
             places.extend(
@@ -162,7 +165,7 @@ impl Images {
         sound: &mut HashSet<PackId>,
     ) -> Result<HashMap<ChunkDigest, ChunkPlace>> {
         for last_try in [false, true] {
-            let places = self.known_places(digests.iter().copied())?;
+            let places = self.known_places(digests)?;
             let mut gone = HashSet::new();
             for pack in places.values().map(|place| place.pack) {
                 if sound.contains(&pack) || gone.contains(&pack) {
@@ -186,22 +189,15 @@ impl Images {
     }
 
     /// Where the chunks of a layer lie; the store is listed before any is called missing.
-    pub(crate) fn locate(
-        &self,
-        table: &ChunkTable,
-        sound: &mut HashSet<PackId>,
-    ) -> Result<Located> {
-        let digests: HashSet<ChunkDigest> = table
-            .chunks()
-            .iter()
-            .filter(|chunk| !chunk.is_zero())
-            .map(|chunk| chunk.digest)
-            .collect();
+    pub(crate) fn locate(&self, table: &ChunkTable) -> Result<Located> {
+        let digests: HashSet<ChunkDigest> = stored_digests(table).collect();
         let digests: Vec<ChunkDigest> = digests.into_iter().collect();
-        let mut places = self.sound_places(&digests, sound)?;
+        // Every pack is looked for anew, whatever was seen before.
+        let mut sound = HashSet::new();
+        let mut places = self.sound_places(&digests, &mut sound)?;
         if places.len() < digests.len() {
             self.refresh()?;
-            places = self.sound_places(&digests, sound)?;
+            places = self.sound_places(&digests, &mut sound)?;
         }
         Ok(placed(table, &places))
     }
@@ -218,9 +214,8 @@ impl Images {
 
     fn read_layer_record(&self, id: &LayerId) -> Result<LayerRecord> {
         let (manifest, table) = self.store.read_layer_tables(id)?;
-        let digests =
-            table.chunks().iter().filter(|chunk| !chunk.is_zero()).map(|chunk| chunk.digest);
-        let places = self.known_places(digests)?;
+        let digests: Vec<ChunkDigest> = stored_digests(&table).collect();
+        let places = self.known_places(&digests)?;
         Ok(layer_record(*id, &manifest, placed(&table, &places).stored_bytes))
     }
 }
@@ -236,6 +231,11 @@ pub(crate) fn layer_record(id: LayerId, manifest: &Manifest, stored_bytes: u64) 
         chunks: manifest.chunks,
         annotations: manifest.annotations.clone(),
     }
+}
+
+/// The digests of the chunks that lie in packs; a chunk that repeats repeats here.
+fn stored_digests(table: &ChunkTable) -> impl Iterator<Item = ChunkDigest> {
+    table.chunks().iter().filter(|chunk| !chunk.is_zero()).map(|chunk| chunk.digest)
 }
 
 /// A place whose plain size is not the table's cannot hold the chunk, whatever its digest says.

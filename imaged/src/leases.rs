@@ -1,7 +1,7 @@
 //! Leases on layers and environments: kept on the store, ended by time.
 
 use crate::images::{Images, locked};
-use layer::{Digest, EnvId, Error, ErrorKind, LayerId, Result};
+use layer::{Digest, EnvId, Error, LayerId, Result};
 use std::time::{Duration, Instant};
 use store::Lease;
 
@@ -74,9 +74,8 @@ fn checked_ttl(ttl_ms: u64) -> Result<u64> {
     match ttl_ms {
         0 => Ok(DEFAULT_TTL_MS),
         1..=MAX_TTL_MS => Ok(ttl_ms),
-        _ => Err(Error::new(
-            ErrorKind::Invalid,
-            format!("a lease of {ttl_ms} ms; at most {MAX_TTL_MS} ms, renew it instead"),
-        )),
+        _ => Err(Error::invalid(format!(
+            "a lease of {ttl_ms} ms; at most {MAX_TTL_MS} ms, renew it instead"
+        ))),
     }
 }

@@ -14,11 +14,12 @@ use crate::images::{Images, locked};
 use crate::index::layer_record;
 use crate::leases::DEFAULT_TTL_MS;
 use layer::environment::Environment;
+use layer::erofs::reader::Reader;
 use layer::layer_file::LayerFile;
 use layer::{ChunkDigest, Context, EnvId, Error, ErrorKind, LayerId, PackId, Result};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
+use store::now_unix_ns;
 
 /// Who holds the leases of publishes.
 const HOLDER: &str = "publish";
@@ -53,6 +54,11 @@ impl Publish {
     fn has_expired(&self, now: u64) -> bool {
         locked(&self.state).expires_unix_ns <= now
     }
+}
+
+/// The id of a publish is the id of its first lease.
+fn names_publish(id: &str) -> bool {
+    id.split('/').next() == Some(HOLDER)
 }
 
 impl Images {
@@ -102,7 +108,7 @@ impl Images {
 
     /// A publish that was opened before this daemon was started.
     fn adopt(&self, id: &str) -> Result<Option<Arc<Publish>>> {
-        if !id.starts_with("publish/") {
+        if !names_publish(id) {
             return Ok(None);
         }
         let expires_unix_ns = match self.store.read_lease(id) {
@@ -138,7 +144,7 @@ impl Images {
             let lease = locked(&publish.state).lease.clone();
             self.release_lease(&lease)?;
         }
-        if id.starts_with("publish/") { self.release_lease(id) } else { Ok(()) }
+        if names_publish(id) { self.release_lease(id) } else { Ok(()) }
     }
 
     /// One answer for each digest, in order: is it to be uploaded?
@@ -160,8 +166,13 @@ impl Images {
         let file = LayerFile::decode(bytes)
             .context(|| "the layer file is damaged; publish it again".to_owned())?;
         let id = file.id();
-        // Every pack is looked for anew, whatever this publish saw before.
-        let located = self.locate(&file.chunk_table, &mut HashSet::new())?;
+        // A node mounts this image: what the kernel would stumble over is never named.
+        Reader::parse(&file.metadata)
+            .and_then(|image| image.check(file.manifest.data_blocks))
+            .context(|| {
+                format!("layer {}: its metadata image is damaged; build it again", id.short())
+            })?;
+        let located = self.locate(&file.chunk_table)?;
         if let Some(first) = located.missing.first() {
             let count = located.missing.len();
             return Err(Error::not_found(format!(
@@ -201,15 +212,10 @@ impl Images {
     /// Writes a fresh location hint. Returns its number, or 0 and what is missing.
     pub(crate) fn write_locations(&self, id: &LayerId) -> Result<(u64, Vec<ChunkDigest>)> {
         let (_, table) = self.store.read_layer_tables(id)?;
-        let located = self.locate(&table, &mut HashSet::new())?;
+        let located = self.locate(&table)?;
         if !located.missing.is_empty() {
             return Ok((0, located.missing));
         }
         Ok((self.store.put_locations(id, &located.locations)?, Vec::new()))
     }
-}
-
-fn now_unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -15,6 +15,9 @@ use tonic::{Request, Response, Status, Streaming};
 /// The largest message: a chunk of the largest size and what is around it.
 const MAX_MESSAGE_BYTES: usize = layer::chunk::MAX_CHUNK_BYTES as usize + (64 << 10);
 
+/// Missing digests that one answer lists.
+const MAX_MISSING: usize = 10_000;
+
 pub(crate) fn routes(images: Arc<Images>) -> tonic::service::Routes {
     let server = ImagesServer::new(Calls { images }).max_decoding_message_size(MAX_MESSAGE_BYTES);
     tonic::service::Routes::new(server)
@@ -248,6 +251,3 @@ impl Rpc for Calls {
         self.call(|images| images.reindex().map(wire::reindexed)).await
     }
 }
-
-/// Missing digests that one answer lists.
-const MAX_MISSING: usize = 10_000;

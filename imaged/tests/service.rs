@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Client, Daemon, Made, environment, made};
+use harness::{Client, Daemon, environment, image, made};
 use layer::ErrorKind;
 use layer::chunk::{Chunk, ChunkTable};
 use layer::pack::Codec;
@@ -165,16 +165,13 @@ async fn a_layer_with_a_missing_chunk_and_an_environment_with_a_missing_layer_ar
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.to_string().contains("needs 1 chunks"), "{error}");
         // A chunk of the right digest and the wrong length in the table is no match.
-        let mut lying = base.file.clone();
-        let mut chunks = lying.chunk_table.chunks().to_vec();
+        let mut chunks = base.file.chunk_table.chunks().to_vec();
         let last = chunks.len() - 2;
         chunks[last] = Chunk { blocks: chunks[last].blocks + 1, ..chunks[last] };
         chunks.truncate(last + 1);
-        lying.chunk_table = ChunkTable::new(chunks).unwrap();
-        lying.manifest.chunk_table_digest = lying.chunk_table.digest();
-        lying.manifest.chunks = lying.chunk_table.len() as u64;
-        lying.manifest.data_blocks = lying.chunk_table.data_blocks();
-        let lying = Made { file: lying, ..made(1, 6) };
+        let table = ChunkTable::new(chunks).unwrap();
+        let metadata = image("lying", table.data_blocks());
+        let lying = made(1, 6).with_parts(table, metadata);
         assert_eq!(client.commit(&publish, &lying).await.unwrap_err().kind(), ErrorKind::NotFound);
 
         let document = environment(&[base.file.id()]).canonical();
@@ -417,6 +414,28 @@ async fn damaged_objects_are_left_out_and_counted() {
         client.publish(&made(seed, 4)).await.unwrap();
         assert_eq!(read_back(&daemon.store, &made(seed, 4).file.id()), made(seed, 4).data);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_whose_metadata_no_kernel_would_mount_is_not_named() {
+    let daemon = Daemon::new(Arc::new(Memory::new())).await;
+    let mut client = daemon.client().await;
+    let good = made(1, 4);
+    let no_image = vec![7; 4096];
+    let mut bad_root = good.file.metadata.clone();
+    // Behind superblock and device table: the root's format. The superblock's checksum covers it.
+    bad_root[1280] ^= 1;
+    let other_size = image("", good.file.manifest.data_blocks + 1);
+    for metadata in [no_image, bad_root, other_size] {
+        let bad = made(1, 4).with_parts(good.file.chunk_table.clone(), metadata);
+        let publish = client.open().await;
+        client.upload(&publish, &bad).await.unwrap();
+        let refused = client.commit(&publish, &bad).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused:?}");
+        assert!(refused.to_string().contains("metadata image is damaged"), "{refused:?}");
+    }
+    assert!(daemon.store.list_layers().unwrap().is_empty());
+    client.publish(&good).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

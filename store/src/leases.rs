@@ -4,9 +4,9 @@
 //! `leases/<holder>/<random>`. A lease is never changed: to renew is to put a new one and delete the old.
 
 use crate::checked::{seal, unseal};
+use crate::clock::now_unix_ns;
 use crate::key::Key;
 use crate::objects::{Store, random_hex};
-use crate::references::now_unix_ns;
 use layer::{Context, Digest, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 

@@ -6,6 +6,7 @@
 
 pub mod backend;
 mod checked;
+mod clock;
 pub mod codec;
 mod key;
 mod leases;
@@ -18,6 +19,7 @@ mod url;
 mod writer;
 
 pub use backend::{Backend, Upload};
+pub use clock::now_unix_ns;
 pub use key::Key;
 pub use leases::{Lease, MAX_LEASE_IDS};
 pub use objects::{MAX_LAYER_FILE_BYTES, Store};

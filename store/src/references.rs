@@ -11,11 +11,11 @@
 //! INVARIANT: entry n+1 is only created by a writer that saw entry n, so numbers have no gaps.
 
 use crate::checked::{seal, unseal};
+use crate::clock::now_unix_ns;
 use crate::number;
 use crate::objects::{Store, random_hex};
 use layer::reference::{MAX_ENTRY_BYTES, RefKind, Reference, ReferenceEntry, Target};
 use layer::{Context, Error, ErrorKind, Result};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Tries against other writers of the same reference.
 const MAX_ATTEMPTS: u32 = 64;
@@ -181,9 +181,4 @@ fn parse(name: &str) -> Result<(Reference, u64)> {
     let reference = reference
         .map_err(|error| Error::corrupt(format!("object {name} is no entry")).with_source(error))?;
     Ok((reference, number::number_of(name)?))
-}
-
-pub(crate) fn now_unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

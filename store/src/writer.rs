@@ -3,9 +3,9 @@
 //! `<seconds since 1970>-<host>-<pid>-<start time>-<number>`: `host` stands for one boot of one kernel and
 //! one PID namespace, within which a PID with its start time names one process for ever.
 
+use crate::clock::now_unix_s;
 use layer::{Context, Result};
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A writer that cannot be asked is believed dead after this long, in seconds.
 const FOREIGN_AGE_S: u64 = 24 * 3600;
@@ -39,7 +39,7 @@ impl WriterName {
 
     /// A name that no other file of any writer has.
     pub(crate) fn temporary_name(&self, number: u64) -> String {
-        format!("{}-{}-{}-{}-{number}", now_s(), self.host, self.pid, self.started)
+        format!("{}-{}-{}-{}-{number}", now_unix_s(), self.host, self.pid, self.started)
     }
 
     /// Whether `name` is a temporary file whose writer is dead. Foreign names are nobody's to remove.
@@ -57,14 +57,10 @@ impl WriterName {
             return false;
         };
         if host != self.host {
-            return created.saturating_add(FOREIGN_AGE_S) < now_s();
+            return created.saturating_add(FOREIGN_AGE_S) < now_unix_s();
         }
         start_time(pid) != Some(started)
     }
-}
-
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Field 22 of `/proc/<pid>/stat`; the name in field 2 may hold anything, so it counts from its end.
@@ -86,7 +82,7 @@ mod tests {
         assert!(me.has_abandoned(&recycled.temporary_name(0)));
         let elsewhere = WriterName { host: "0".repeat(16), ..me.clone() };
         assert!(!me.has_abandoned(&elsewhere.temporary_name(0)));
-        let old = format!("{}-{}-1-1-0", now_s() - FOREIGN_AGE_S - 10, elsewhere.host);
+        let old = format!("{}-{}-1-1-0", now_unix_s() - FOREIGN_AGE_S - 10, elsewhere.host);
         assert!(me.has_abandoned(&old));
         for foreign in ["", "x", "1-2-3", "a-b-c-d-e"] {
             assert!(!me.has_abandoned(foreign), "{foreign}");

@@ -4,10 +4,10 @@
 
 use layer::chunk::ChunkTable;
 use layer::layer_file::LayerFile;
-use layer::manifest::{self, Features, LayerKind, Manifest};
+use layer::manifest::{LayerKind, Manifest};
 use layer::pack::Codec;
 use layer::reference::{Reference, Target};
-use layer::{ChunkDigest, Digest};
+use layer::ChunkDigest;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -31,17 +31,8 @@ fn layer_file(note: &str) -> LayerFile {
     let metadata = note.repeat(20_000).into_bytes();
     let manifest = Manifest {
         annotations: [("note".to_owned(), note.to_owned())].into(),
-        chunk_table_digest: chunk_table.digest(),
-        chunks: 0,
-        data_blocks: 0,
         directories: 1,
-        features: Features::default(),
-        files: 0,
-        kind: LayerKind::Base,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(&metadata),
-        plain_bytes: 0,
-        version: manifest::VERSION,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
     };
     LayerFile { manifest, chunk_table, metadata }
 }

@@ -6,12 +6,11 @@ use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::environment::{Environment, RunConfig};
 use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
-use layer::manifest::{self, Features, LayerKind, Manifest};
+use layer::manifest::{LayerKind, Manifest};
 use layer::pack::Codec;
 use layer::reference::{RefKind, Reference, Target};
 use layer::{ChunkDigest, Digest, EnvId, ErrorKind, LayerId};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use store::backend::fault::{Fault, FaultPlan};
@@ -23,18 +22,8 @@ fn layer_file(chunks: &[Chunk], note: &str) -> LayerFile {
     let chunk_table = ChunkTable::new(chunks.to_vec()).unwrap();
     let metadata = note.as_bytes().to_vec();
     let manifest = Manifest {
-        annotations: BTreeMap::new(),
-        chunk_table_digest: chunk_table.digest(),
-        chunks: chunk_table.len() as u64,
-        data_blocks: chunk_table.data_blocks(),
         directories: 1,
-        features: Features::default(),
-        files: 0,
-        kind: LayerKind::Base,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(&metadata),
-        plain_bytes: 0,
-        version: manifest::VERSION,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
     };
     LayerFile { manifest, chunk_table, metadata }
 }

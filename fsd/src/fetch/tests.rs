@@ -5,9 +5,8 @@ use crate::cache::NodeCache;
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
-use layer::manifest::{Features, LayerKind, Manifest, VERSION};
-use layer::{ChunkDigest, Digest, Error, ErrorKind, LayerId};
-use std::collections::BTreeMap;
+use layer::manifest::{LayerKind, Manifest};
+use layer::{ChunkDigest, Error, ErrorKind, LayerId};
 use std::sync::atomic::AtomicUsize;
 use store::Store;
 use store::backend::fault::{Fault, FaultPlan};
@@ -49,18 +48,8 @@ fn publish(store: &Store) -> (LayerId, Locations) {
     let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
     let metadata = vec![7; 4096];
     let manifest = Manifest {
-        annotations: BTreeMap::new(),
-        chunk_table_digest: chunk_table.digest(),
-        chunks: CHUNKS as u64,
-        data_blocks: chunk_table.data_blocks(),
         directories: 1,
-        features: Features::default(),
-        files: 0,
-        kind: LayerKind::Base,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(&metadata),
-        plain_bytes: 0,
-        version: VERSION,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
     };
     let file = LayerFile { manifest, chunk_table, metadata };
     let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();

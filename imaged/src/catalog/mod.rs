@@ -23,6 +23,9 @@ use std::path::Path;
 /// Changes gathered before a write, so that a pack of millions of chunks needs no giant batch.
 const BATCH: usize = 32 << 10;
 
+/// The key of what a complete catalog says of itself.
+const IDENTITY: &[u8] = b"identity";
+
 /// An index of one store.
 #[derive(Debug)]
 pub(crate) struct Catalog {
@@ -34,9 +37,8 @@ impl Catalog {
     /// it was of another store or version, or damaged.
     pub(crate) fn open(directory: &Path, store_id: &str) -> Result<(Self, bool)> {
         let catalog = Self { rocks: Rocks::open(directory)? };
-        let identity = format!("{} {store_id}", record::CATALOG_VERSION).into_bytes();
-        let found = catalog.rocks.get(Family::Meta, b"identity")?;
-        if found.as_ref() == Some(&identity) {
+        let found = catalog.rocks.get(Family::Meta, IDENTITY)?;
+        if found.as_ref() == Some(&identity(store_id)) {
             return Ok((catalog, false));
         }
         if found.is_some() {
@@ -53,9 +55,8 @@ impl Catalog {
 
     /// Says that everything on the store is in: without it, the next open starts anew.
     pub(crate) fn mark_complete(&self, store_id: &str) -> Result<()> {
-        let identity = format!("{} {store_id}", record::CATALOG_VERSION).into_bytes();
         let mut batch = Batch::default();
-        batch.put(Family::Meta, *b"identity", identity);
+        batch.put(Family::Meta, IDENTITY, identity(store_id));
         self.rocks.write(batch)
     }
 
@@ -96,9 +97,9 @@ impl Catalog {
     /// All packs that are entered.
     pub(crate) fn packs(&self) -> Result<HashSet<PackId>> {
         let mut packs = HashSet::new();
-        self.rocks.scan(Family::Packs, b"", &mut |key, _| {
+        self.rocks.scan(Family::Packs, &mut |key, _| {
             packs.insert(PackId::from_slice(key)?);
-            Ok(true)
+            Ok(())
         })?;
         Ok(packs)
     }
@@ -162,23 +163,23 @@ impl Catalog {
     /// The number of chunks that are entered.
     pub(crate) fn count_chunks(&self) -> Result<u64> {
         let mut count = 0;
-        self.rocks.scan(Family::Chunks, b"", &mut |_, _| {
+        self.rocks.scan(Family::Chunks, &mut |_, _| {
             count += 1;
-            Ok(true)
+            Ok(())
         })?;
         Ok(count)
     }
 
     fn remove_where(&self, family: Family, unwanted: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<()> {
         let mut batch = Batch::default();
-        self.rocks.scan(family, b"", &mut |key, value| {
+        self.rocks.scan(family, &mut |key, value| {
             if unwanted(key, value) {
                 batch.delete(family, key);
             }
             if batch.len() >= BATCH {
                 self.rocks.write(std::mem::take(&mut batch))?;
             }
-            Ok(true)
+            Ok(())
         })?;
         self.rocks.write(batch)
     }
@@ -206,6 +207,11 @@ impl Catalog {
         batch.put(family, key, bytes);
         self.rocks.write(batch)
     }
+}
+
+/// What a complete catalog of this version and store says of itself.
+fn identity(store_id: &str) -> Vec<u8> {
+    format!("{} {store_id}", record::CATALOG_VERSION).into_bytes()
 }
 
 fn entry_key(reference: &Reference, number: u64) -> Vec<u8> {

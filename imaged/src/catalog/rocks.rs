@@ -46,8 +46,8 @@ impl Family {
     }
 }
 
-/// Looks at one key and value; false ends the scan.
-pub(super) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
+/// Looks at one key and value; an error ends the scan.
+pub(super) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
 /// Changes that happen together.
 #[derive(Default)]
@@ -123,14 +123,11 @@ impl Rocks {
         self.0.write(writes).map_err(failed)
     }
 
-    /// Visits everything from `start` in the order of keys until `visit` says no.
-    pub(super) fn scan(&self, family: Family, start: &[u8], visit: &mut Visit<'_>) -> Result<()> {
-        let mode = IteratorMode::From(start, rocksdb::Direction::Forward);
-        for item in self.0.iterator_cf(self.family(family)?, mode) {
+    /// Visits everything in the order of keys.
+    pub(super) fn scan(&self, family: Family, visit: &mut Visit<'_>) -> Result<()> {
+        for item in self.0.iterator_cf(self.family(family)?, IteratorMode::Start) {
             let (key, value) = item.map_err(failed)?;
-            if !visit(&key, &value)? {
-                break;
-            }
+            visit(&key, &value)?;
         }
         Ok(())
     }

@@ -5,11 +5,13 @@ use imaged::{ImagedConfig, Service};
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::environment::{Environment, RunConfig};
 use layer::layer_file::LayerFile;
-use layer::manifest::{self, Features, LayerKind, Manifest};
-use layer::{ChunkDigest, Digest, LayerId, Result};
+use layer::manifest::{LayerKind, Manifest};
+use layer::tree::{Inode, Kind, Timestamp, Tree, Xattr};
+use layer::{ChunkDigest, LayerId, Result};
 use proto::status::from_status;
 use proto::v1;
 use proto::v1::images_client::ImagesClient;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use store::codec::encode_chunk;
 use store::{Backend, Store};
@@ -129,7 +131,7 @@ impl Client {
     }
 }
 
-/// A layer with its data. The metadata is no file system: the daemon does not look into it.
+/// A layer with its data. No file in its metadata image refers to the data: the daemon does not ask.
 pub struct Made {
     pub file: LayerFile,
     pub data: Vec<u8>,
@@ -170,25 +172,38 @@ fn assemble(plains: &[Vec<u8>], note: String) -> Made {
         }
     }
     let chunk_table = ChunkTable::new(table).unwrap();
-    let metadata = note.clone().into_bytes();
+    let metadata = image(&note, chunk_table.data_blocks());
     let manifest = Manifest {
         annotations: [("note".to_owned(), note.clone())].into(),
-        chunk_table_digest: chunk_table.digest(),
-        chunks: chunk_table.len() as u64,
-        data_blocks: chunk_table.data_blocks(),
         directories: 1,
-        features: Features::default(),
-        files: 0,
-        kind: LayerKind::Base,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(&metadata),
         plain_bytes: data.len() as u64,
-        version: manifest::VERSION,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
     };
     Made { file: LayerFile { manifest, chunk_table, metadata }, data, chunks, note }
 }
 
+/// A metadata image with nothing but a root, which carries the note.
+pub fn image(note: &str, data_blocks: u32) -> Vec<u8> {
+    let root = Inode {
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        mtime: Timestamp::default(),
+        xattrs: vec![Xattr { name: b"user.note".to_vec(), value: note.as_bytes().to_vec() }],
+        kind: Kind::Directory(BTreeMap::new()),
+    };
+    layer::erofs::writer::write(&Tree::new(root), data_blocks).unwrap().bytes
+}
+
 impl Made {
+    /// The same layer with other parts, which its manifest describes as they are.
+    pub fn with_parts(self, chunk_table: ChunkTable, metadata: Vec<u8>) -> Self {
+        let Manifest { annotations, kind, .. } = self.file.manifest;
+        let manifest =
+            Manifest { annotations, ..Manifest::describing(kind, &chunk_table, &metadata) };
+        Self { file: LayerFile { manifest, chunk_table, metadata }, ..self }
+    }
+
     pub fn messages(&self, publish: &str) -> Vec<v1::UploadChunk> {
         let message =
             |(number, chunk): (usize, &(ChunkDigest, u8, u32, Vec<u8>))| v1::UploadChunk {

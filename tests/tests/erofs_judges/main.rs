@@ -13,6 +13,7 @@ mod view;
 use anyhow::{Context, Result};
 use import::{Imported, Layout, import};
 use judge::Files;
+use layer::manifest::{LayerKind, Manifest};
 use random::Random;
 use source::{Source, Without, grow};
 use std::ffi::OsStr;
@@ -227,19 +228,11 @@ fn the_golden_image_and_layer_id() {
     let metadata = layer::erofs::writer::write(&tree, 8).unwrap().bytes;
     let digest = layer::ChunkDigest([3; 32]);
     let chunk_table = ChunkTable::new(vec![Chunk { start_block: 0, blocks: 8, digest }]).unwrap();
-    let manifest = layer::manifest::Manifest {
-        annotations: Default::default(),
-        chunk_table_digest: chunk_table.digest(),
-        chunks: 1,
-        data_blocks: 8,
+    let manifest = Manifest {
         directories: 1,
-        features: Default::default(),
         files: 6,
-        kind: layer::manifest::LayerKind::Base,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: layer::Digest::of(&metadata),
         plain_bytes: 60_010,
-        version: layer::manifest::VERSION,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
     };
     let found = [layer::Digest::of(&metadata).to_string(), manifest.id().to_string()];
     let file = layer::layer_file::LayerFile { manifest, chunk_table, metadata };

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
-use layer::manifest::{Features, LayerKind, Manifest};
+use layer::manifest::{LayerKind, Manifest};
 use layer::tree::{Body, Extent, FileData, Inode, Kind, Timestamp, Tree};
 use layer::{ChunkDigest, Digest, LayerId, PackId};
 use proto::v1::layer_fs_client::LayerFsClient;
@@ -109,18 +109,10 @@ pub fn publish(store: &Store, shape: &LayerShape) -> Result<Published> {
     let (table, locations) = pack(store, &data, shape.chunk_blocks)?;
     let metadata = layer::erofs::writer::write(&tree, data_blocks)?.bytes;
     let manifest = Manifest {
-        annotations: BTreeMap::new(),
-        chunk_table_digest: table.digest(),
-        chunks: table.len() as u64,
-        data_blocks,
         directories: 1,
-        features: Features::default(),
         files: files.len() as u64,
-        kind: LayerKind::Workspace,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(&metadata),
         plain_bytes: files.values().map(|content| content.len() as u64).sum(),
-        version: layer::manifest::VERSION,
+        ..Manifest::describing(LayerKind::Workspace, &table, &metadata)
     };
     let file = LayerFile { manifest, chunk_table: table, metadata };
     let (id, _) = store.put_layer(&file.encode()?)?;
