@@ -1,11 +1,12 @@
 //! The node cache: one folder a layer, `<cache>/<layer id>/{manifest, chunks, meta.erofs, data, present}`.
 //!
 //! Layers arrive under a temporary name and are renamed into place; they leave by being renamed away
-//! first. `present` is made last and only beside flushed metadata, so a folder that has it is trusted
-//! after a power cut; one without is verified again when it is opened.
+//! first. `present` is made last and only beside flushed metadata, so its bits are believed after a power
+//! cut. The metadata image is compared with its digest once in each process, whatever else is there: a
+//! disk that lies, or a hand in the folder, must not become a wrong file system.
 //!
 //! Locking: the cache folder belongs to one process (`lock`, which holds its pid). Folders of layers
-//! are made and removed under the attachments' lock of that layer.
+//! are made and removed under the attachments' lock of that layer; `verified` has its own.
 // CRASH: `.new-*` and `.gone-*` folders are what a killed fsd left; the next start removes them.
 
 mod bits;
@@ -21,12 +22,14 @@ use layer::layer_file::{HEADER_BYTES, Layout};
 use layer::manifest::Manifest;
 use layer::presence::Presence;
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use store::Store;
 
 const MANIFEST: &str = "manifest";
@@ -45,6 +48,8 @@ const COPY_BYTES: usize = 1 << 20;
 pub struct NodeCache {
     folder: PathBuf,
     space: Space,
+    /// Layers whose metadata image this process has compared with its digest.
+    verified: Mutex<HashSet<LayerId>>,
     _lock: File,
 }
 
@@ -103,6 +108,7 @@ impl NodeCache {
         let cache = Self {
             folder: folder.to_owned(),
             space: Space::new(folder, reserve_bytes),
+            verified: Mutex::default(),
             _lock: lock,
         };
         for name in cache.names()? {
@@ -188,16 +194,7 @@ impl NodeCache {
     ) -> Result<CachedLayer> {
         let read = |name: &str| {
             let path = folder.join(name);
-            std::fs::read(&path).map_err(|error| {
-                let missing = error.kind() == std::io::ErrorKind::NotFound;
-                let error = Error::io(format!("read {}", path.display()), error);
-                // A part that is missing is damage of the folder, not an unknown layer.
-                if missing {
-                    Error::corrupt("incomplete cache folder").with_source(error)
-                } else {
-                    error
-                }
-            })
+            std::fs::read(&path).map_err(|error| part_error("read", &path, error))
         };
         let manifest = Manifest::decode(&read(MANIFEST)?)?;
         let table = ChunkTable::decode(&read(CHUNKS)?)?;
@@ -211,18 +208,38 @@ impl NodeCache {
                 .read(true)
                 .write(true)
                 .open(&path)
-                .context(|| format!("open {}", path.display()))?,
+                .map_err(|error| part_error("open", &path, error))?,
         };
         let length = data.metadata().context(|| format!("stat {}", path.display()))?.len();
         if length != table.data_bytes() {
             return Err(Error::corrupt(format!("data of layer {id} has {length} bytes")));
         }
+        self.check_metadata(id, &folder.join(METADATA), &manifest)?;
         let present = self.open_presence(id, folder, &table)?;
-        if present.is_none() {
-            verify_file(&folder.join(METADATA), &manifest.metadata_digest)?;
-        }
         let folder = folder.to_owned();
         CachedLayer::new(Parts { id: *id, folder, table, data, present })
+    }
+
+    /// The size always, as it costs nothing; the digest once.
+    fn check_metadata(&self, id: &LayerId, path: &Path, manifest: &Manifest) -> Result<()> {
+        let stat = std::fs::metadata(path).map_err(|error| part_error("stat", path, error))?;
+        if stat.len() != manifest.metadata_bytes {
+            return Err(Error::corrupt(format!(
+                "{} has {} bytes, not {}",
+                path.display(),
+                stat.len(),
+                manifest.metadata_bytes
+            )));
+        }
+        if !self.verified().contains(id) {
+            verify_file(path, &manifest.metadata_digest)?;
+            self.verified().insert(*id);
+        }
+        Ok(())
+    }
+
+    fn verified(&self) -> MutexGuard<'_, HashSet<LayerId>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_presence(
@@ -311,6 +328,7 @@ impl NodeCache {
         let leaving = self.folder.join(format!("{LEAVING}{id}"));
         let freed = allocated_bytes(&folder);
         let name = || format!("remove {}", folder.display());
+        self.verified().remove(id);
         std::fs::rename(&folder, &leaving).context(name)?;
         std::fs::remove_dir_all(&leaving).context(name)?;
         self.space.forget();
@@ -321,6 +339,13 @@ impl NodeCache {
     pub fn allocated_bytes(&self) -> Result<u64> {
         Ok(self.layers()?.iter().map(|id| allocated_bytes(&self.folder_of(id))).sum())
     }
+}
+
+/// A part that is missing is damage of the folder, not an unknown layer.
+fn part_error(operation: &str, path: &Path, error: std::io::Error) -> Error {
+    let missing = error.kind() == std::io::ErrorKind::NotFound;
+    let error = Error::io(format!("{operation} {}", path.display()), error);
+    if missing { Error::corrupt("incomplete cache folder").with_source(error) } else { error }
 }
 
 fn allocated_bytes(folder: &Path) -> u64 {

@@ -79,7 +79,7 @@ impl Locator for Relocation {
 }
 
 struct Bench {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     cache: NodeCache,
     fault: Arc<Fault>,
     store: Arc<Store>,
@@ -110,18 +110,7 @@ fn bench(deadline: Duration) -> Bench {
     let settings = FetchSettings { deadline, threads: 4 };
     let engine = Engine::start(settings, cache.space().clone()).unwrap();
     let layer = FetchLayer::new(cached, source);
-    Bench {
-        _folder: folder,
-        cache,
-        fault,
-        store,
-        id,
-        locations,
-        layer,
-        engine,
-        counters,
-        relocation,
-    }
+    Bench { folder, cache, fault, store, id, locations, layer, engine, counters, relocation }
 }
 
 impl Bench {
@@ -309,8 +298,31 @@ fn a_chunk_that_another_layer_holds_is_copied() {
 fn a_damaged_folder_is_fetched_anew() {
     let bench = bench(Duration::from_secs(30));
     let folder = bench.cache.folder_of(&bench.id);
-    std::fs::write(folder.join("chunks"), b"torn").unwrap();
-    let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
-    assert_eq!(again.table().len(), CHUNKS);
+    bench.engine.ensure(&bench.layer, 0..10, Class::Demand).unwrap();
+    for (part, cut) in [("chunks", 4), ("meta.erofs", 4095), ("manifest", 0), ("data", 1)] {
+        let path = folder.join(part);
+        // With durable bits beside it: they say nothing about the other parts.
+        bench.cache.open_layer(&bench.id, &bench.store, None).unwrap().make_durable().unwrap();
+        assert!(folder.join("present").exists());
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(cut).unwrap();
+        let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+        assert_eq!(again.table().len(), CHUNKS, "{part}");
+        std::fs::remove_file(&path).unwrap();
+        let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+        assert_eq!(again.table().len(), CHUNKS, "{part}");
+    }
     assert!(NodeCache::open(folder.parent().unwrap(), 0).unwrap_err().kind() == ErrorKind::Busy);
+}
+
+#[test]
+fn a_metadata_image_that_changed_on_the_disk_is_fetched_anew_by_the_next_process() {
+    let Bench { folder, cache, store, id, layer, .. } = bench(Duration::from_secs(30));
+    let path = cache.folder_of(&id).join("meta.erofs");
+    layer.cached().make_durable().unwrap();
+    let sound = std::fs::read(&path).unwrap();
+    std::fs::write(&path, vec![9; sound.len()]).unwrap();
+    drop(cache);
+    let cache = NodeCache::open(folder.path(), 0).unwrap();
+    cache.open_layer(&id, &store, None).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), sound);
 }
