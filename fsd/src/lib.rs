@@ -16,6 +16,7 @@ pub mod keeper;
 mod locate;
 mod node;
 mod planes;
+mod reads;
 mod reconcile;
 mod served;
 mod service;

@@ -1,17 +1,15 @@
 //! The FUSE file system: one folder, one file for each layer that is served, named by its id.
 //!
-//! A read whose range is present is answered at once; any other by the fill thread that brings the
-//! last chunk of it. While the cache disk is full, reads are answered from memory and nothing is kept.
-//!
 //! Locking: the table of files is read on every request and written on attach and release.
 
-use crate::fetch::{Class, Engine, Failure, Met};
+use crate::fetch::Engine;
+use crate::reads;
 use crate::served::ServedLayer;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
-use layer::{ErrorKind, LayerId, Result};
+use layer::{LayerId, Result};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,34 +155,8 @@ impl Filesystem for LayerFiles {
         let Some(layer) = self.files.get(number) else {
             return reply.error(Errno::ENOENT);
         };
-        let end = offset.saturating_add(u64::from(size)).min(size_of(&layer));
-        let bytes = end.saturating_sub(offset) as usize;
-        if let Some(ahead) = layer.note_asked(offset, bytes as u64) {
-            self.engine.prefetch(layer.fetch(), ahead);
-        }
-        let cached = layer.fetch().cached();
-        let chunks = cached.table().covering(offset, bytes as u64);
-        if cached.has_all(chunks.clone()) {
-            layer.hits.fetch_add(1, Ordering::Relaxed);
-            return answer(reply, read_cached(&layer, offset, bytes));
-        }
-        if !self.engine.has_room(bytes as u64) {
-            return answer(reply, read_uncached(&self.engine, &layer, offset, bytes));
-        }
-        let (engine, owner) = (self.engine.clone(), Arc::clone(&layer));
-        let done = Box::new(move |fetched: Result<(), Failure>| {
-            let result = match fetched {
-                Ok(()) => read_cached(&owner, offset, bytes),
-                Err(failure) if failure.kind() == ErrorKind::NoSpace => {
-                    read_uncached(&engine, &owner, offset, bytes)
-                }
-                Err(failure) => Err(failure.to_error()),
-            };
-            answer(reply, result);
-        });
-        if self.engine.request(layer.fetch(), chunks, Class::Demand, done) == Met::Joined {
-            layer.waits.fetch_add(1, Ordering::Relaxed);
-        }
+        let bytes = u64::from(size);
+        reads::read(&self.engine, &layer, offset, bytes, move |result| answer(reply, result));
     }
 }
 
@@ -196,35 +168,4 @@ fn answer(reply: ReplyData, result: Result<Vec<u8>>) {
             reply.error(Errno::from_i32(error.kind().errno()));
         }
     }
-}
-
-fn read_cached(layer: &ServedLayer, offset: u64, bytes: usize) -> Result<Vec<u8>> {
-    let mut content = vec![0; bytes];
-    layer.fetch().cached().read(offset, &mut content)?;
-    Ok(content)
-}
-
-/// Takes present chunks from the cache file and all others from the store.
-fn read_uncached(
-    engine: &Engine,
-    layer: &Arc<ServedLayer>,
-    offset: u64,
-    bytes: usize,
-) -> Result<Vec<u8>> {
-    let cached = layer.fetch().cached();
-    let mut content = Vec::with_capacity(bytes);
-    let end = offset + bytes as u64;
-    for chunk in cached.table().covering(offset, bytes as u64) {
-        let range = cached.table().chunks()[chunk].byte_range();
-        let (from, to) = (range.start.max(offset), range.end.min(end));
-        if cached.has(chunk) {
-            content.extend(read_cached(layer, from, (to - from) as usize)?);
-        } else {
-            let plain = engine.read_uncached(layer.fetch(), chunk)?;
-            content.extend_from_slice(
-                &plain[(from - range.start) as usize..(to - range.start) as usize],
-            );
-        }
-    }
-    Ok(content)
 }
