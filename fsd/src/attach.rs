@@ -6,7 +6,7 @@
 //!                         |---------attach----------|
 //! ```
 //! A layer lingers while somebody still has a clone of its mount: it is served until that is gone.
-//! `complete` pins a layer without mounting it.
+//! `complete` and exports pin a layer without mounting it.
 //!
 //! Locking: the map's mutex is held for look-ups; each layer has its own mutex, held across its mount
 //! or unmount, so layers do not wait for each other. Order: map, then layer.
@@ -37,7 +37,7 @@ pub struct Live {
     pub mounted: bool,
     /// Who holds it.
     pub holders: BTreeSet<String>,
-    /// Completions that run.
+    /// Completions that run, and whether it is exported.
     pub pins: usize,
 }
 
@@ -280,36 +280,45 @@ impl Attachments {
         Ok(())
     }
 
-    /// Loads a whole layer and waits until it is durable. Answers the plain bytes that this fetched.
-    pub fn complete(&self, id: &LayerId) -> Result<u64> {
+    /// Serves a layer without mounting it, until as many [`Attachments::unpin`].
+    pub fn pin(&self, id: &LayerId) -> Result<Arc<ServedLayer>> {
         let entry = self.entry(id);
-        let served = {
-            let mut state = lock(&entry);
-            let served = match state.as_ref() {
-                Some(live) => Arc::clone(&live.served),
-                None => self.open(id, None)?,
-            };
-            let live = state.get_or_insert_with(|| Live {
-                served: Arc::clone(&served),
-                plane: None,
-                mounted: false,
-                holders: BTreeSet::new(),
-                pins: 0,
-            });
-            live.pins += 1;
-            served
+        let mut state = lock(&entry);
+        let served = match state.as_ref() {
+            Some(live) => Arc::clone(&live.served),
+            None => self.open(id, None)?,
         };
-        let fetched = self
-            .parts
-            .engine
-            .complete(served.fetch())
-            .and_then(|fetched| served.fetch().cached().make_durable().map(|_| fetched));
+        let live = state.get_or_insert_with(|| Live {
+            served: Arc::clone(&served),
+            plane: None,
+            mounted: false,
+            holders: BTreeSet::new(),
+            pins: 0,
+        });
+        live.pins += 1;
+        Ok(served)
+    }
+
+    /// Takes back one pin.
+    pub fn unpin(&self, id: &LayerId) -> Result<()> {
+        let entry = self.entry(id);
         let mut state = lock(&entry);
         if let Some(live) = state.as_mut() {
             live.pins -= 1;
             finish_completed(live)?;
         }
-        self.release_if_unused(&mut state)?;
+        self.release_if_unused(&mut state)
+    }
+
+    /// Loads a whole layer and waits until it is durable. Answers the plain bytes that this fetched.
+    pub fn complete(&self, id: &LayerId) -> Result<u64> {
+        let served = self.pin(id)?;
+        let fetched = self
+            .parts
+            .engine
+            .complete(served.fetch())
+            .and_then(|fetched| served.fetch().cached().make_durable().map(|_| fetched));
+        self.unpin(id)?;
         fetched
     }
 
