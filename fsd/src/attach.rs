@@ -115,6 +115,8 @@ impl Attachments {
             PlaneChoice::Auto => None,
             PlaneChoice::ErofsFanotify => Some(PlaneKind::ErofsFanotify),
             PlaneChoice::ErofsFuse => Some(PlaneKind::ErofsFuse),
+            PlaneChoice::ErofsFscache => Some(PlaneKind::ErofsFscache),
+            PlaneChoice::Direct => Some(PlaneKind::Direct),
         });
         let found = match wanted {
             Some(kind) => planes.find(|plane| plane.kind() == kind),
@@ -198,7 +200,7 @@ impl Attachments {
         }
         self.holders.add(&id, holder)?;
         live.holders.insert(holder.to_owned());
-        let complete = live.served.fetch().cached().is_complete();
+        let complete = plane.stands_alone() || live.served.fetch().cached().is_complete();
         Ok(Attached { mount_path, plane: plane.kind(), complete })
     }
 
@@ -210,6 +212,7 @@ impl Attachments {
         live.plane = Some(Arc::clone(plane));
         live.mounted = true;
         self.holders.set_mortal(&id, !plane.survives(&live.served))?;
+        self.holders.set_alone(&id, plane.stands_alone())?;
         if let Some((before, bytes)) = before {
             mounting::set_readahead(&before, bytes)?;
         }
@@ -265,7 +268,11 @@ impl Attachments {
         if live.mounted || live.pins > 0 {
             return Ok(());
         }
-        if mounting::has_superblock(&live.served.fetch().cached().metadata_path())? {
+        let lingers = match &live.plane {
+            Some(plane) => plane.lingers(&live.served)?,
+            None => mounting::has_superblock(&live.served.fetch().cached().metadata_path())?,
+        };
+        if lingers {
             return Ok(());
         }
         let id = live.served.id();

@@ -46,6 +46,10 @@ pub enum PlaneChoice {
     ErofsFanotify,
     /// `erofs-fuse` or an error.
     ErofsFuse,
+    /// `erofs-fscache` or an error.
+    ErofsFscache,
+    /// `direct` or an error: only layers whose plain data space is on the store.
+    Direct,
 }
 
 impl FsdConfig {

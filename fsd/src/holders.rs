@@ -3,6 +3,7 @@
 //! ```text
 //! run/holders/<layer>/<holder, escaped>     empty
 //! run/holders/<layer>/.mortal               no later fsd can serve what is mounted
+//! run/holders/<layer>/.alone                what is mounted needs no fsd
 //! ```
 //! Nothing is flushed: after a crash of the machine nothing is mounted either, and the next start
 //! removes what names no mount.
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const MORTAL: &str = ".mortal";
+const ALONE: &str = ".alone";
 /// Longest name of a holder in bytes, escaped.
 const MAX_NAME_BYTES: usize = 240;
 
@@ -113,8 +115,22 @@ impl Holders {
 
     /// Notes whether what is mounted ends with this fsd.
     pub fn set_mortal(&self, layer: &LayerId, mortal: bool) -> Result<()> {
-        let path = self.of(layer).join(MORTAL);
-        let changed = if mortal {
+        self.set_mark(layer, MORTAL, mortal)
+    }
+
+    /// Whether what is mounted reads right without any fsd.
+    pub fn is_alone(&self, layer: &LayerId) -> bool {
+        self.of(layer).join(ALONE).exists()
+    }
+
+    /// Notes whether what is mounted needs no fsd.
+    pub fn set_alone(&self, layer: &LayerId, alone: bool) -> Result<()> {
+        self.set_mark(layer, ALONE, alone)
+    }
+
+    fn set_mark(&self, layer: &LayerId, mark: &str, set: bool) -> Result<()> {
+        let path = self.of(layer).join(mark);
+        let changed = if set {
             create_folder(&self.of(layer))?;
             std::fs::write(&path, "")
         } else {

@@ -13,6 +13,7 @@ use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spaw
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
 use crate::planes::Plane;
+use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
 use crate::planes::erofs_fuse::ErofsFuse;
@@ -114,6 +115,7 @@ impl Node {
         let fuse: Arc<dyn Plane> = Arc::new(ErofsFuse::new(&paths.fuse(), engine.clone())?);
         let mut planes: Vec<Arc<dyn Plane>> = fanotify.iter().map(Arc::clone).collect();
         planes.push(fuse);
+        planes.push(Arc::new(Direct::new(Arc::clone(&store))));
         let attachments = Attachments::new(AttachmentParts {
             planes,
             default_plane: config.plane,

@@ -5,6 +5,7 @@
 //! |---|---|---|---|
 //! | yes | yes | any | served on: the mark is still set |
 //! | yes | no | complete | served on: no mark is needed |
+//! | yes, alone | no | any | served on by the plane that needs nobody |
 //! | yes | no | partial | readers may have seen zeros: unmounted lazily, loudly |
 //! | no | yes | any | served until its superblock is gone |
 //! | no | no | any | its holder files are removed |
@@ -29,13 +30,18 @@ pub fn reconcile(
 ) -> Result<()> {
     let paths = &attachments.parts().paths;
     // What can be served on came from the best plane, or needs none.
-    let Some(plane) = attachments.parts().planes.first() else { return Ok(()) };
+    let planes = &attachments.parts().planes;
+    let Some(plane) = planes.first() else { return Ok(()) };
+    let alone = planes.iter().find(|plane| plane.stands_alone()).unwrap_or(plane);
     let mounted = mounted_layers(paths)?;
     for id in &mounted {
         let quiet = files.remove(id);
         let marked = quiet.is_some();
         match readopt(attachments, id, quiet, registry) {
-            Ok(served) => take_in(attachments, plane, served, true, marked),
+            Ok(served) => {
+                let by = if attachments.holders().is_alone(id) { alone } else { plane };
+                take_in(attachments, by, served, true, marked);
+            }
             Err(error) => abandon(attachments, id, &error)?,
         }
     }
@@ -91,7 +97,9 @@ fn readopt(
     if marked {
         served.set_marked(true);
         registry.insert(&served);
-    } else if !served.fetch().cached().is_durably_complete() {
+    } else if !attachments.holders().is_alone(id)
+        && !served.fetch().cached().is_durably_complete()
+    {
         return Err(Error::corrupt("no keeper held its group: readers may have seen zeros"));
     }
     Ok(served)

@@ -14,7 +14,9 @@ mod locations;
 mod number;
 mod objects;
 mod pack;
+mod profiles;
 mod references;
+mod spaces;
 mod url;
 mod writer;
 
@@ -24,4 +26,6 @@ pub use key::Key;
 pub use leases::{Lease, MAX_LEASE_IDS};
 pub use objects::{MAX_LAYER_FILE_BYTES, Store};
 pub use pack::{PackWriter, SealedPack};
+pub use profiles::Profiled;
+pub use spaces::{Space, SpaceMade, wrong_length};
 pub use url::open;

@@ -65,6 +65,8 @@ pub fn plane_word(plane: v1::Plane) -> &'static str {
         v1::Plane::Auto => "auto",
         v1::Plane::ErofsFanotify => "erofs-fanotify",
         v1::Plane::ErofsFuse => "erofs-fuse",
+        v1::Plane::ErofsFscache => "erofs-fscache",
+        v1::Plane::Direct => "direct",
     }
 }
 
@@ -73,6 +75,8 @@ fn wire_plane(plane: Plane) -> v1::Plane {
         Plane::Auto => v1::Plane::Auto,
         Plane::ErofsFanotify => v1::Plane::ErofsFanotify,
         Plane::ErofsFuse => v1::Plane::ErofsFuse,
+        Plane::ErofsFscache => v1::Plane::ErofsFscache,
+        Plane::Direct => v1::Plane::Direct,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Every plane is a folder of the same shape: `mod.rs` holds the type that mounts and releases,
 //! `events.rs` answers what the kernel asks. Fetching, caching and counting are not theirs.
 
+pub mod direct;
 pub mod erofs_fanotify;
 pub mod erofs_fuse;
 pub mod mounting;
@@ -19,6 +20,10 @@ pub enum PlaneKind {
     ErofsFanotify,
     /// EROFS on a FUSE file that fsd answers.
     ErofsFuse,
+    /// EROFS on demand through the kernel's cachefiles.
+    ErofsFscache,
+    /// EROFS on the plain data space that lies on a mounted store.
+    Direct,
 }
 
 impl PlaneKind {
@@ -27,6 +32,8 @@ impl PlaneKind {
         match self {
             Self::ErofsFanotify => proto::v1::Plane::ErofsFanotify,
             Self::ErofsFuse => proto::v1::Plane::ErofsFuse,
+            Self::ErofsFscache => proto::v1::Plane::ErofsFscache,
+            Self::Direct => proto::v1::Plane::Direct,
         }
     }
 }
@@ -42,6 +49,16 @@ pub trait Plane: Send + Sync {
 
     /// Whether a later fsd can serve what is mounted now. Where not, readers get errors meanwhile.
     fn survives(&self, layer: &Arc<ServedLayer>) -> bool;
+
+    /// Whether what is mounted reads right without any fsd, also before the layer is complete here.
+    fn stands_alone(&self) -> bool {
+        false
+    }
+
+    /// Whether a superblock of the layer exists, mounted, cloned elsewhere or lazily unmounted.
+    fn lingers(&self, layer: &Arc<ServedLayer>) -> Result<bool> {
+        mounting::has_superblock(&layer.fetch().cached().metadata_path())
+    }
 
     /// Stops serving: no superblock of the layer exists any more.
     fn release(&self, layer: &Arc<ServedLayer>) -> Result<()>;

@@ -17,6 +17,7 @@ pub mod throttle;
 use crate::key::Key;
 use layer::{Error, Result};
 use std::fmt::Debug;
+use std::path::PathBuf;
 
 /// Immutable objects under names.
 pub trait Backend: Send + Sync + Debug {
@@ -39,6 +40,12 @@ pub trait Backend: Send + Sync + Debug {
 
     /// Removes an object; that it is absent already is success.
     fn delete(&self, key: &Key) -> Result<()>;
+
+    /// The path at which this host's kernel finds the object as a plain file; none where there is no
+    /// such path, or where reads must not go around this backend.
+    fn local_path(&self, _key: &Key) -> Option<PathBuf> {
+        None
+    }
 
     /// Where this is, for people.
     fn describe(&self) -> String;

@@ -203,6 +203,10 @@ impl Backend for Posix {
         Ok(bytes)
     }
 
+    fn local_path(&self, key: &Key) -> Option<PathBuf> {
+        Some(self.0.path(key))
+    }
+
     fn size(&self, key: &Key) -> Result<u64> {
         match fs::metadata(self.0.path(key)) {
             Ok(metadata) if metadata.is_file() => Ok(metadata.len()),
