@@ -15,6 +15,7 @@ pub mod location;
 pub mod manifest;
 pub mod pack;
 pub mod presence;
+pub mod profile;
 pub mod reference;
 pub mod tree;
 mod words;
