@@ -2,13 +2,15 @@
 //!
 //! [`run`] is the daemon; [`keeper::run`] is the small process beside it that keeps readers waiting
 //! while no fsd lives. Code map: [`FsdConfig`] and paths in `config`; `cache` (the node cache),
-//! `fetch` (one engine under all planes), `planes`, `journal` and `takeover` (what survives a
+//! `fetch` (one engine under all planes), `planes`, `exports` (layers as files for virtual machines), `journal` and `takeover` (what survives a
 //! `kill -9` with readers blocked), `attach` and `reconcile` (who holds what), `service`.
 #![forbid(unsafe_code)]
 
 mod attach;
 mod cache;
+mod clock;
 mod config;
+mod exports;
 mod fetch;
 mod holders;
 mod journal;

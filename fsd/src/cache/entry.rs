@@ -10,14 +10,13 @@
 // before the bit is written, so a durable bit never precedes its bytes.
 
 use super::bits::Bits;
+use super::files::LayerFiles;
 use crate::journal::FileKey;
 use layer::chunk::ChunkTable;
 use layer::presence::Presence;
 use layer::{Context, LayerId, Result};
-use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -26,7 +25,8 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 struct Durable {
     presence: Presence,
-    file: Option<File>,
+    /// Whether there is a presence file.
+    recorded: bool,
 }
 
 /// A layer whose metadata is complete on this node and whose data arrives chunk by chunk.
@@ -35,7 +35,7 @@ pub struct CachedLayer {
     id: LayerId,
     folder: PathBuf,
     table: ChunkTable,
-    data: File,
+    files: Box<dyn LayerFiles>,
     key: FileKey,
     bits: Bits,
     dirty: AtomicBool,
@@ -46,24 +46,28 @@ pub struct CachedLayer {
 }
 
 /// The parts that [`CachedLayer::new`] puts together.
-pub(super) struct Parts {
+#[derive(Debug)]
+pub struct Parts {
+    /// The layer.
     pub id: LayerId,
+    /// Where its files are.
     pub folder: PathBuf,
+    /// Its chunks, verified against the manifest.
     pub table: ChunkTable,
-    pub data: File,
-    pub present: Option<(Presence, File)>,
+    /// Device and inode of the data file.
+    pub key: FileKey,
+    /// Its open files.
+    pub files: Box<dyn LayerFiles>,
+    /// What its presence file says, where there is one.
+    pub present: Option<Presence>,
 }
 
 impl CachedLayer {
     /// Only durable bits and chunks of zeros count as present.
-    pub(super) fn new(parts: Parts) -> Result<Self> {
-        let Parts { id, folder, table, data, present } = parts;
-        let metadata = data.metadata().context(|| format!("stat data of layer {id}"))?;
-        let key = FileKey { device: metadata.dev(), inode: metadata.ino() };
-        let (mut presence, file) = match present {
-            Some((presence, file)) => (presence, Some(file)),
-            None => (Presence::new(id, table.len() as u32), None),
-        };
+    pub fn new(parts: Parts) -> Self {
+        let Parts { id, folder, table, key, files, present } = parts;
+        let recorded = present.is_some();
+        let mut presence = present.unwrap_or_else(|| Presence::new(id, table.len() as u32));
         let bits = Bits::new(table.len());
         for (index, chunk) in table.chunks().iter().enumerate() {
             // A chunk of zeros is a hole of the sparse file from the start.
@@ -74,20 +78,20 @@ impl CachedLayer {
                 bits.set(index);
             }
         }
-        let durably_complete = file.is_some() && presence.is_complete();
-        Ok(Self {
+        let durably_complete = recorded && presence.is_complete();
+        Self {
             id,
             folder,
             table,
-            data,
+            files,
             key,
             bits,
-            dirty: AtomicBool::new(file.is_none()),
+            dirty: AtomicBool::new(!recorded),
             write_back_failed: AtomicBool::new(false),
-            durable: Mutex::new(Durable { presence, file }),
+            durable: Mutex::new(Durable { presence, recorded }),
             durably_complete: AtomicBool::new(durably_complete),
             filled_bytes: AtomicU64::new(0),
-        })
+        }
     }
 
     /// The layer.
@@ -107,7 +111,7 @@ impl CachedLayer {
 
     /// The data file through a descriptor that raises no events.
     pub fn quiet_data(&self) -> BorrowedFd<'_> {
-        self.data.as_fd()
+        self.files.quiet_data()
     }
 
     /// Path of the EROFS metadata image.
@@ -161,10 +165,10 @@ impl CachedLayer {
             return Err(layer::Error::invalid(name()));
         };
         debug_assert_eq!(plain.len(), entry.plain_bytes() as usize);
-        self.data.write_all_at(plain, entry.offset()).context(name)?;
+        self.files.write_data(plain, entry.offset()).context(name)?;
         if self.write_back_failed.load(Ordering::Acquire) {
             // The disk has lost pages of this file before: the page cache is no proof any more.
-            self.data.sync_data().context(name)?;
+            self.files.sync_data().context(name)?;
         }
         self.dirty.store(true, Ordering::Release);
         // INVARIANT: the bit follows the bytes.
@@ -177,7 +181,7 @@ impl CachedLayer {
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let name = || format!("read {} bytes at {offset} of layer {}", into.len(), self.id);
         let what = name();
-        self.data.read_exact_at(into, offset).context(|| what)
+        self.files.read_data(into, offset).context(|| what)
     }
 
     /// Flushes what was filled, then records it. Answers whether the durable state changed.
@@ -192,7 +196,7 @@ impl CachedLayer {
         let fresh: Vec<u32> = (0..self.table.len() as u32)
             .filter(|chunk| self.bits.get(*chunk as usize) && !durable.presence.get(*chunk))
             .collect();
-        if let Err(error) = self.data.sync_data() {
+        if let Err(error) = self.files.sync_data() {
             self.distrust(&fresh);
             return Err(error).context(name);
         }
@@ -211,24 +215,12 @@ impl CachedLayer {
         Ok(true)
     }
 
-    /// Whole folder first: a presence file exists only beside metadata that is durable.
     fn write_presence(&self, durable: &mut Durable) -> Result<()> {
-        let path = self.folder.join(super::PRESENT);
-        let name = || format!("write {}", path.display());
-        if let Some(file) = &durable.file {
-            let write = durable.presence.next_write();
-            file.write_all_at(&write.bytes, write.offset).context(name)?;
-            return file.sync_data().context(name);
+        if durable.recorded {
+            return self.files.write_presence(&durable.presence.next_write());
         }
-        for part in [super::METADATA, super::CHUNKS, super::MANIFEST] {
-            let file = File::open(self.folder.join(part)).context(name)?;
-            file.sync_all().context(name)?;
-        }
-        let file = super::create_file(&path)?;
-        file.write_all_at(&durable.presence.encode(), 0).context(name)?;
-        file.sync_all().context(name)?;
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).context(name)?;
-        durable.file = Some(file);
+        self.files.create_presence(&durable.presence.encode())?;
+        durable.recorded = true;
         Ok(())
     }
 
@@ -253,9 +245,7 @@ impl CachedLayer {
             }
         }
         for run in runs {
-            let length = std::num::NonZero::new(run.end - run.start);
-            let advice = rustix::fs::Advice::DontNeed;
-            if let Err(error) = rustix::fs::fadvise(&self.data, run.start, length, advice) {
+            if let Err(error) = self.files.let_go(run) {
                 tracing::debug!(%error, layer = %self.id, "let go of pages");
             }
         }

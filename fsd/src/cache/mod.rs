@@ -10,15 +10,17 @@
 // CRASH: `.new-*` and `.gone-*` folders are what a killed fsd left; the next start removes them.
 
 mod bits;
-mod entry;
+pub mod entry;
+pub mod files;
 mod space;
 
 pub use entry::CachedLayer;
 pub use space::Space;
 
+use crate::journal::FileKey;
 use entry::Parts;
+use files::FolderFiles;
 use layer::chunk::ChunkTable;
-use layer::layer_file::{HEADER_BYTES, Layout};
 use layer::manifest::Manifest;
 use layer::presence::Presence;
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
@@ -40,8 +42,6 @@ const PRESENT: &str = "present";
 const LOCK: &str = "lock";
 const ARRIVING: &str = ".new-";
 const LEAVING: &str = ".gone-";
-/// Metadata is copied from the store in parts of this size.
-const COPY_BYTES: usize = 1 << 20;
 
 /// The cache folder, locked.
 #[derive(Debug)]
@@ -210,14 +210,17 @@ impl NodeCache {
                 .open(&path)
                 .map_err(|error| part_error("open", &path, error))?,
         };
-        let length = data.metadata().context(|| format!("stat {}", path.display()))?.len();
+        let stat = data.metadata().context(|| format!("stat {}", path.display()))?;
+        let (key, length) = (FileKey { device: stat.dev(), inode: stat.ino() }, stat.len());
         if length != table.data_bytes() {
             return Err(Error::corrupt(format!("data of layer {id} has {length} bytes")));
         }
         self.check_metadata(id, &folder.join(METADATA), &manifest)?;
         let present = self.open_presence(id, folder, &table)?;
+        let (present, file) = present.unzip();
         let folder = folder.to_owned();
-        CachedLayer::new(Parts { id: *id, folder, table, data, present })
+        let files = Box::new(FolderFiles::new(folder.clone(), data, file));
+        Ok(CachedLayer::new(Parts { id: *id, folder, table, key, files, present }))
     }
 
     /// The size always, as it costs nothing; the digest once.
@@ -232,7 +235,7 @@ impl NodeCache {
             )));
         }
         if !self.verified().contains(id) {
-            verify_file(path, &manifest.metadata_digest)?;
+            bring::verify_file(path, &manifest.metadata_digest)?;
             self.verified().insert(*id);
         }
         Ok(())
@@ -273,7 +276,8 @@ impl NodeCache {
             _ => {}
         }
         create_folder(&arriving)?;
-        let brought = self.bring_into(id, store, &arriving).and_then(|()| {
+        let brought = self.space.check(0).and_then(|()| bring::bring_into(id, store, &arriving));
+        let brought = brought.and_then(|()| {
             let folder = self.folder_of(id);
             std::fs::rename(&arriving, &folder).context(|| format!("name {}", folder.display()))
         });
@@ -282,35 +286,6 @@ impl NodeCache {
             let _ = std::fs::remove_dir_all(&arriving);
         }
         brought.map_err(|error| error.context(format!("bring layer {id} to this node")))
-    }
-
-    fn bring_into(&self, id: &LayerId, store: &Store, folder: &Path) -> Result<()> {
-        self.space.check(0)?;
-        let mut header = [0; HEADER_BYTES];
-        store.read_layer_part(id, 0, &mut header)?;
-        let layout = Layout::decode(&header)?;
-        let manifest = read_part(store, id, &layout.manifest)?;
-        let decoded = Manifest::decode(&manifest)?;
-        if decoded.id() != *id {
-            return Err(Error::corrupt(format!("layer file {id} holds layer {}", decoded.id())));
-        }
-        let chunks = read_part(store, id, &layout.chunk_table)?;
-        let table = ChunkTable::decode(&chunks)?;
-        if table.digest() != decoded.chunk_table_digest {
-            return Err(Error::corrupt(format!("chunk table of layer {id}")));
-        }
-        copy_part(store, id, &layout.metadata, &folder.join(METADATA), &decoded.metadata_digest)?;
-        for (name, bytes) in [(MANIFEST, manifest), (CHUNKS, chunks)] {
-            let path = folder.join(name);
-            create_file(&path)?
-                .write_all(&bytes)
-                .context(|| format!("write {}", path.display()))?;
-        }
-        // INVARIANT: the final size before anything is mounted; the kernel fills short reads with zeros.
-        let data = folder.join(DATA);
-        create_file(&data)?
-            .set_len(table.data_bytes())
-            .context(|| format!("size {}", data.display()))
     }
 
     /// Notes that the layer was used now, for eviction.
@@ -352,53 +327,4 @@ fn allocated_bytes(folder: &Path) -> u64 {
     let parts = [MANIFEST, CHUNKS, METADATA, DATA, PRESENT];
     let blocks = parts.iter().filter_map(|part| std::fs::metadata(folder.join(part)).ok());
     blocks.map(|metadata| metadata.blocks() * 512).sum()
-}
-
-fn read_part(store: &Store, id: &LayerId, part: &Range<u64>) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; (part.end - part.start) as usize];
-    store.read_layer_part(id, part.start, &mut bytes)?;
-    Ok(bytes)
-}
-
-fn copy_part(
-    store: &Store,
-    id: &LayerId,
-    part: &Range<u64>,
-    to: &Path,
-    digest: &Digest,
-) -> Result<()> {
-    let name = || format!("write {}", to.display());
-    let mut file = create_file(to)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; COPY_BYTES];
-    let mut at = part.start;
-    while at < part.end {
-        let length = (part.end - at).min(COPY_BYTES as u64) as usize;
-        store.read_layer_part(id, at, &mut buffer[..length])?;
-        hasher.update(&buffer[..length]);
-        file.write_all(&buffer[..length]).context(name)?;
-        at += length as u64;
-    }
-    if hasher.finalize().as_bytes() != digest.as_bytes() {
-        return Err(Error::corrupt(format!("metadata image of layer {id}")));
-    }
-    Ok(())
-}
-
-fn verify_file(path: &Path, digest: &Digest) -> Result<()> {
-    let name = || format!("read {}", path.display());
-    let mut hasher = blake3::Hasher::new();
-    let mut file = File::open(path).context(name)?;
-    let mut buffer = vec![0; COPY_BYTES];
-    loop {
-        let length = file.read(&mut buffer).context(name)?;
-        if length == 0 {
-            break;
-        }
-        hasher.update(&buffer[..length]);
-    }
-    if hasher.finalize().as_bytes() != digest.as_bytes() {
-        return Err(Error::corrupt(format!("digest of {}", path.display())));
-    }
-    Ok(())
 }

@@ -16,6 +16,7 @@ mod outage;
 mod queue;
 mod siblings;
 mod source;
+mod steps;
 mod timer;
 mod waiter;
 mod worker;
@@ -27,6 +28,7 @@ pub use source::{Locator, Source, StoreCounters};
 pub use waiter::{Class, Done, Failure};
 
 use crate::cache::{CachedLayer, Space};
+use crate::clock::{Clock, SystemClock};
 use flights::Flights;
 use layer::{Context, Result};
 use outage::Outage;
@@ -35,8 +37,8 @@ use siblings::{DigestIndex, Siblings};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use timer::Timer;
+use std::time::Duration;
+use timer::{Due, Timer};
 use waiter::Waiter;
 
 /// Chunks that one `complete` has in flight at once.
@@ -117,6 +119,7 @@ pub enum Met {
 #[derive(Debug)]
 struct Inner {
     settings: FetchSettings,
+    clock: Arc<dyn Clock>,
     queue: Queue,
     timer: Timer,
     counters: FetchCounters,
@@ -126,9 +129,43 @@ struct Inner {
     siblings: Siblings,
 }
 
+impl Inner {
+    /// Tells those whose deadline has passed, and queues what has rested.
+    fn ring(&self, due: Due) {
+        for waiter in due.expired {
+            waiter.expire();
+        }
+        let now = self.clock.now();
+        for queue::Ticket { layer, chunk } in due.rested {
+            if let Some(class) = layer.flights.wake(chunk, now) {
+                self.queue.push(&layer, &[chunk], class, true);
+            }
+        }
+    }
+}
+
+/// How much room the cache disk has.
+pub trait Room: std::fmt::Debug + Send + Sync {
+    /// `NoSpace` when there is none for so many bytes more.
+    fn check(&self, bytes: u64) -> Result<()>;
+
+    /// Something was freed: measure again at the next check.
+    fn forget(&self);
+}
+
+impl Room for Space {
+    fn check(&self, bytes: u64) -> Result<()> {
+        Space::check(self, bytes)
+    }
+
+    fn forget(&self) {
+        Space::forget(self);
+    }
+}
+
 /// The disk's room and who can make more of it.
 struct SpaceGuard {
-    space: Space,
+    space: Box<dyn Room>,
     make_room: Mutex<Option<Arc<dyn MakeRoom>>>,
 }
 
@@ -164,8 +201,21 @@ impl Engine {
     /// Starts the threads.
     pub fn start(settings: FetchSettings, space: Space) -> Result<Self> {
         let threads = settings.threads.max(1);
+        let Self { inner } = Self::idle(settings, Box::new(space), Arc::new(SystemClock));
+        for index in 0..threads {
+            let inner = Arc::clone(&inner);
+            spawn(&format!("fill-{index}"), move || worker::run(&inner))?;
+        }
+        let timing = Arc::clone(&inner);
+        spawn("fill-timer", move || worker::run_timer(&timing))?;
+        Ok(Self { inner })
+    }
+
+    /// An engine without threads: somebody else carries its steps.
+    fn idle(settings: FetchSettings, space: Box<dyn Room>, clock: Arc<dyn Clock>) -> Self {
         let inner = Arc::new(Inner {
-            queue: Queue::new((threads / 2).max(1)),
+            clock,
+            queue: Queue::new((settings.threads / 2).max(1)),
             timer: Timer::default(),
             counters: FetchCounters::default(),
             space: SpaceGuard { space, make_room: Mutex::new(None) },
@@ -174,13 +224,7 @@ impl Engine {
             siblings: Siblings::default(),
             settings,
         });
-        for index in 0..threads {
-            let inner = Arc::clone(&inner);
-            spawn(&format!("fill-{index}"), move || worker::run(&inner))?;
-        }
-        let timing = Arc::clone(&inner);
-        spawn("fill-timer", move || worker::run_timer(&timing))?;
-        Ok(Self { inner })
+        Self { inner }
     }
 
     /// Who is asked to make room when the disk is full.
@@ -242,7 +286,7 @@ impl Engine {
         wake: bool,
         done: Done,
     ) -> Met {
-        let waiter = Waiter::new(Instant::now() + deadline, done);
+        let waiter = Waiter::new(self.inner.clock.now() + deadline, done);
         let asked = layer.flights.request(chunks, class, &waiter, |chunk| layer.cached.has(chunk));
         self.inner.queue.push(layer, &asked.fresh, class, wake);
         // The guard goes last, so that the waiter is not told before every chunk was added.
@@ -295,7 +339,7 @@ impl Engine {
     /// Reads and verifies one chunk without keeping it: for planes that answer reads themselves while
     /// the disk is full.
     pub fn read_uncached(&self, layer: &Arc<FetchLayer>, chunk: usize) -> Result<Vec<u8>> {
-        worker::read_uncached(&self.inner, layer, chunk)
+        steps::read_uncached(&self.inner, layer, chunk)
     }
 }
 

@@ -16,9 +16,9 @@ pub struct Outage {
 
 impl Outage {
     /// It failed again. Answers whether it has been failing for longer than this.
-    pub fn failed(&self, patience: Duration) -> bool {
+    pub fn failed(&self, now: Instant, patience: Duration) -> bool {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.get_or_insert_with(Instant::now).elapsed() > patience
+        now.saturating_duration_since(*since.get_or_insert(now)) > patience
     }
 
     /// It works.
@@ -34,10 +34,11 @@ mod tests {
     #[test]
     fn an_outage_lasts_from_its_first_failure_to_the_next_success() {
         let outage = Outage::default();
-        assert!(!outage.failed(Duration::from_secs(60)));
-        std::thread::sleep(Duration::from_millis(2));
-        assert!(outage.failed(Duration::from_millis(1)));
+        let (start, patience) = (Instant::now(), Duration::from_millis(1));
+        assert!(!outage.failed(start, patience));
+        assert!(!outage.failed(start + patience, patience));
+        assert!(outage.failed(start + 2 * patience, patience));
         outage.over();
-        assert!(!outage.failed(Duration::from_millis(1)));
+        assert!(!outage.failed(start + 3 * patience, patience));
     }
 }

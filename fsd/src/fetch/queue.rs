@@ -56,6 +56,27 @@ struct State {
     background_running: usize,
 }
 
+impl State {
+    fn next(&mut self, background_limit: usize) -> Option<Job> {
+        if let Some(piece) = self.pieces.pop_front() {
+            return Some(Job::Decode(piece));
+        }
+        for (line, class) in
+            [(&mut self.demand, Class::Demand), (&mut self.prefetch, Class::Prefetch)]
+        {
+            if let Some(ticket) = line.pop_front() {
+                return Some(Job::Read(ticket, class));
+            }
+        }
+        if self.background_running == background_limit {
+            return None;
+        }
+        let ticket = self.background.pop_front()?;
+        self.background_running += 1;
+        Some(Job::Read(ticket, Class::Background))
+    }
+}
+
 /// The queue.
 #[derive(Debug)]
 pub struct Queue {
@@ -125,23 +146,17 @@ impl Queue {
     pub fn wait(&self) -> Job {
         let mut state = self.lock();
         loop {
-            if let Some(piece) = state.pieces.pop_front() {
-                return Job::Decode(piece);
+            match state.next(self.background_limit) {
+                Some(job) => return job,
+                None => state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
-            if let Some(ticket) = state.demand.pop_front() {
-                return Job::Read(ticket, Class::Demand);
-            }
-            if let Some(ticket) = state.prefetch.pop_front() {
-                return Job::Read(ticket, Class::Prefetch);
-            }
-            if state.background_running < self.background_limit
-                && let Some(ticket) = state.background.pop_front()
-            {
-                state.background_running += 1;
-                return Job::Read(ticket, Class::Background);
-            }
-            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next work, without waiting.
+    #[cfg(test)]
+    pub fn try_next(&self) -> Option<Job> {
+        self.lock().next(self.background_limit)
     }
 
     /// A background read that [`Queue::wait`] gave out is over.

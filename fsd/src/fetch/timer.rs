@@ -6,6 +6,7 @@
 
 use super::queue::Ticket;
 use super::waiter::Waiter;
+use crate::clock::Clock;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,9 +42,8 @@ impl Timer {
         self.add(|state| state.waiters.push(waiter));
     }
 
-    /// Brings a chunk back after a while.
-    pub fn rest(&self, ticket: Ticket, delay: Duration) {
-        let due = Instant::now() + delay;
+    /// Brings a chunk back when it is `due`.
+    pub fn rest(&self, ticket: Ticket, due: Instant) {
         self.add(|state| state.resting.push((due, ticket)));
     }
 
@@ -56,7 +56,7 @@ impl Timer {
     }
 
     /// Waits until something is due.
-    pub fn wait(&self) -> Due {
+    pub fn wait(&self, clock: &dyn Clock) -> Due {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             while state.waiters.is_empty() && state.resting.is_empty() {
@@ -67,7 +67,7 @@ impl Timer {
             let (next, _) =
                 self.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner);
             state = next;
-            let due = state.take_due(Instant::now());
+            let due = state.take_due(clock.now());
             if !due.expired.is_empty() || !due.rested.is_empty() {
                 return due;
             }

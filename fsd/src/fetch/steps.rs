@@ -1,0 +1,344 @@
+//! The life of a fill, one step at a time. Between two steps nothing is locked and nothing blocks, so
+//! whoever carries a step may put it down: threads do not (`worker`), the fault simulation does.
+//!
+//! ```text
+//! Take --run of chunks--> Read --stored bytes--> Decode, for each --verified bytes--> Write --> landed
+//!  |--held by a sibling--> written, landed
+//! ```
+//! A step that fails decides what becomes of its chunks: read again, looked for elsewhere, put to rest,
+//! or given up; and those who wait are told.
+//!
+//! Locking: none is held here while anything blocks.
+
+use super::flights::{History, Run};
+use super::queue::{Job, Piece, Ticket};
+use super::waiter::{Class, Failure};
+use super::{FetchLayer, Inner};
+use layer::location::Locations;
+use layer::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The longest read for blocked readers, in stored bytes.
+const DEMAND_READ_BYTES: usize = 1 << 20;
+/// The longest read for everything else.
+const BACKGROUND_READ_BYTES: usize = 4 << 20;
+const FIRST_REST: Duration = Duration::from_millis(50);
+const LONGEST_REST: Duration = Duration::from_secs(2);
+
+/// What is done next for some chunks.
+#[derive(Debug)]
+pub enum Step {
+    /// Take a queued chunk with its queued neighbours.
+    Take(Ticket, Class),
+    /// Read what was taken.
+    Read(Reading),
+    /// Decode and verify one chunk of what was read.
+    Decode(Piece),
+    /// Write a verified chunk to the data file.
+    Write(Verified),
+}
+
+/// Chunks that were taken, to be read in one go.
+#[derive(Debug)]
+pub struct Reading {
+    layer: Arc<FetchLayer>,
+    run: Run,
+    locations: Arc<Locations>,
+}
+
+/// A chunk whose bytes have its digest.
+#[derive(Debug)]
+pub struct Verified {
+    /// Whose chunk.
+    pub layer: Arc<FetchLayer>,
+    /// Its index.
+    pub chunk: usize,
+    /// Its bytes.
+    pub plain: Vec<u8>,
+}
+
+/// What a step led to.
+#[derive(Debug)]
+pub enum Next {
+    /// Nothing more to do.
+    Over,
+    /// One more step.
+    Then(Step),
+    /// Several chunks to decode, by anyone.
+    Decode(Vec<Piece>),
+}
+
+impl From<Job> for Step {
+    fn from(job: Job) -> Self {
+        match job {
+            Job::Decode(piece) => Self::Decode(piece),
+            Job::Read(ticket, class) => Self::Take(ticket, class),
+        }
+    }
+}
+
+impl Step {
+    /// Does it.
+    pub fn advance(self, inner: &Arc<Inner>) -> Next {
+        match self {
+            Self::Take(ticket, class) => take(inner, &ticket, class),
+            Self::Read(reading) => read(inner, &reading),
+            Self::Decode(piece) => decode(inner, &piece),
+            Self::Write(verified) => {
+                write(inner, &verified.layer, verified.chunk, &verified.plain);
+                Next::Over
+            }
+        }
+    }
+}
+
+fn take(inner: &Arc<Inner>, ticket: &Ticket, class: Class) -> Next {
+    let layer = &ticket.layer;
+    if !layer.flights.is_queued(ticket.chunk) {
+        return Next::Over;
+    }
+    let longest = if class == Class::Demand { DEMAND_READ_BYTES } else { BACKGROUND_READ_BYTES };
+    let locations = match layer.source.locations() {
+        Ok(locations) => locations,
+        Err(error) => {
+            let nowhere = Locations { packs: Vec::new(), placements: Vec::new() };
+            if let Some(run) = layer.flights.take(ticket.chunk, &nowhere, 0) {
+                settle(inner, layer, &run, &Arc::new(nowhere), error);
+            }
+            return Next::Over;
+        }
+    };
+    let run = layer.flights.take(ticket.chunk, &locations, longest);
+    match run.and_then(|run| copy_from_siblings(inner, layer, run, &locations)) {
+        Some(run) => Next::Then(Step::Read(Reading { layer: Arc::clone(layer), run, locations })),
+        None => Next::Over,
+    }
+}
+
+/// Takes the chunks off both ends of a run that another layer on this node holds. Answers what is left
+/// to be read; chunks in the middle are read along with their neighbours.
+fn copy_from_siblings(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    mut run: Run,
+    locations: &Locations,
+) -> Option<Run> {
+    let stored = |chunk| locations.get(chunk).map_or(0, |(_, place)| place.stored_bytes as usize);
+    let copied = |chunk: usize| {
+        let plain = inner.siblings.copy(&layer.cached.table().chunks()[chunk].digest);
+        plain.is_some_and(|plain| {
+            inner.counters.copies.fetch_add(1, Ordering::Relaxed);
+            write(inner, layer, chunk, &plain);
+            true
+        })
+    };
+    while !run.chunks.is_empty() && copied(run.chunks.start) {
+        run.bytes = run.bytes.saturating_sub(stored(run.chunks.start));
+        run.chunks.start += 1;
+    }
+    while !run.chunks.is_empty() && copied(run.chunks.end - 1) {
+        run.bytes = run.bytes.saturating_sub(stored(run.chunks.end - 1));
+        run.chunks.end -= 1;
+    }
+    (!run.chunks.is_empty()).then_some(run)
+}
+
+fn read(inner: &Arc<Inner>, reading: &Reading) -> Next {
+    match read_run(reading) {
+        Ok(pieces) => {
+            inner.store_away.over();
+            Next::Decode(pieces)
+        }
+        Err(error) => {
+            settle(inner, &reading.layer, &reading.run, &reading.locations, error);
+            Next::Over
+        }
+    }
+}
+
+fn read_run(reading: &Reading) -> Result<Vec<Piece>> {
+    let Reading { layer, run, locations } = reading;
+    let Some((pack, first)) = locations.get(run.chunks.start) else {
+        let text =
+            format!("no location for chunk {} of layer {}", run.chunks.start, layer.cached.id());
+        return Err(Error::not_found(text));
+    };
+    let payload = Arc::new(layer.source.read(&pack, first.offset, run.bytes)?);
+    let mut pieces = Vec::with_capacity(run.chunks.len());
+    for chunk in run.chunks.clone() {
+        let Some((_, placement)) = locations.get(chunk) else { continue };
+        let start = (placement.offset - first.offset) as usize;
+        pieces.push(Piece {
+            layer: Arc::clone(layer),
+            chunk,
+            payload: Arc::clone(&payload),
+            part: start..start + placement.stored_bytes as usize,
+            placement,
+            locations: Arc::clone(locations),
+        });
+    }
+    Ok(pieces)
+}
+
+fn decode(inner: &Arc<Inner>, piece: &Piece) -> Next {
+    let Piece { layer, chunk, payload, part, placement, locations } = piece;
+    let entry = &layer.cached.table().chunks()[*chunk];
+    let stored = &payload[part.clone()];
+    match store::codec::decode_chunk(stored, placement.codec, entry.plain_bytes(), &entry.digest) {
+        Ok(plain) => {
+            Next::Then(Step::Write(Verified { layer: Arc::clone(layer), chunk: *chunk, plain }))
+        }
+        Err(error) => {
+            inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);
+            let error =
+                error.context(format!("chunk {chunk} of layer {} on the store", layer.cached.id()));
+            tracing::warn!(error = %error.chain(), "a chunk is damaged");
+            damaged(inner, layer, *chunk, locations, error);
+            Next::Over
+        }
+    }
+}
+
+fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]) {
+    let written =
+        inner.space.check(plain.len() as u64).and_then(|()| layer.cached.fill(chunk, plain));
+    match written {
+        Ok(()) => {
+            inner.disk_full.over();
+            layer.fills.fetch_add(1, Ordering::Relaxed);
+            inner.counters.fills.fetch_add(1, Ordering::Relaxed);
+            inner.counters.filled_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+            layer.flights.landed(chunk);
+        }
+        Err(error) if error.kind() == ErrorKind::NoSpace => rest(inner, layer, chunk, error),
+        Err(error) => give_up(layer, chunk, error),
+    }
+}
+
+/// The stored bytes are wrong: once more from the store, then from another place.
+fn damaged(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    chunk: usize,
+    locations: &Arc<Locations>,
+    error: Error,
+) {
+    let history = layer.flights.history(chunk);
+    if history.reread {
+        return elsewhere(inner, layer, chunk, locations, error);
+    }
+    let history = History { reread: true, ..history };
+    if let Some(class) = layer.flights.put_back(chunk, history, None) {
+        inner.queue.push(layer, &[chunk], class, true);
+    }
+}
+
+/// Looks for a chunk under a fresh hint, once.
+fn elsewhere(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    chunk: usize,
+    stale: &Arc<Locations>,
+    error: Error,
+) {
+    let history = layer.flights.history(chunk);
+    if history.relocated {
+        return give_up(layer, chunk, error);
+    }
+    match layer.source.relocate(stale) {
+        Ok(_) => {
+            let history = History { relocated: true, reread: false, ..history };
+            if let Some(class) = layer.flights.put_back(chunk, history, None) {
+                inner.queue.push(layer, &[chunk], class, true);
+            }
+        }
+        Err(missing) => {
+            tracing::debug!(error = %missing.chain(), "no other location");
+            give_up(layer, chunk, error);
+        }
+    }
+}
+
+/// A run could not be read.
+fn settle(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    run: &Run,
+    locations: &Arc<Locations>,
+    error: Error,
+) {
+    let failure = Failure::from(error);
+    for chunk in run.chunks.clone() {
+        let error = failure.to_error();
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::Corrupt => {
+                elsewhere(inner, layer, chunk, locations, error);
+            }
+            ErrorKind::Unavailable
+            | ErrorKind::Timeout
+            | ErrorKind::Busy
+            | ErrorKind::Internal
+            | ErrorKind::NoSpace => rest(inner, layer, chunk, error),
+            ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {
+                give_up(layer, chunk, error);
+            }
+        }
+    }
+}
+
+/// Tries again after a pause that grows.
+fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
+    let full = error.kind() == ErrorKind::NoSpace;
+    let outage = if full { &inner.disk_full } else { &inner.store_away };
+    let now = inner.clock.now();
+    if outage.failed(now, inner.settings.deadline) && layer.flights.is_demanded(chunk) {
+        return give_up(layer, chunk, error);
+    }
+    let history = layer.flights.history(chunk);
+    let failure = Failure::from(error);
+    if history.rests == 0 {
+        let chain = failure.chain();
+        tracing::warn!(layer = %layer.cached.id(), chunk, error = %chain, "a fill has to wait");
+    }
+    let delay = FIRST_REST.saturating_mul(1 << history.rests.min(16)).min(LONGEST_REST);
+    let history = History { rests: history.rests + 1, ..history };
+    if layer.flights.put_back(chunk, history, Some(&failure)).is_some() {
+        inner.timer.rest(Ticket { layer: Arc::clone(layer), chunk }, now + delay);
+    }
+}
+
+fn give_up(layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
+    let error = error.context(format!("chunk {chunk} of layer {}", layer.cached.id()));
+    tracing::error!(error = %error.chain(), "a fill failed");
+    layer.flights.failed(chunk, &error.into());
+}
+
+/// Reads and verifies one chunk without keeping it.
+pub fn read_uncached(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize) -> Result<Vec<u8>> {
+    let entry = layer.cached.table().chunks().get(chunk).copied();
+    let entry = entry.ok_or_else(|| Error::invalid(format!("chunk {chunk}")))?;
+    if entry.is_zero() {
+        return Ok(vec![0; entry.plain_bytes() as usize]);
+    }
+    let mut last = None;
+    for _ in 0..2 {
+        let locations = layer.source.locations()?;
+        let Some((pack, placement)) = locations.get(chunk) else { break };
+        let stored = layer.source.read(&pack, placement.offset, placement.stored_bytes as usize)?;
+        match store::codec::decode_chunk(
+            &stored,
+            placement.codec,
+            entry.plain_bytes(),
+            &entry.digest,
+        ) {
+            Ok(plain) => return Ok(plain),
+            Err(error) => {
+                inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);
+                last = Some(error);
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::not_found(format!("no location for chunk {chunk}"))))
+}
