@@ -70,6 +70,7 @@ impl Layers {
             layer_id: layer.as_bytes().to_vec(),
             holder: self.holder.clone(),
             plane: Plane::Auto.into(),
+            ..AttachRequest::default()
         };
         let answer = self.client.clone().attach(request).await.map_err(|status| {
             from_status(status).context(format!("attach layer {}", layer.short()))

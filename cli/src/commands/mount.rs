@@ -65,6 +65,7 @@ pub fn plane_word(plane: v1::Plane) -> &'static str {
         v1::Plane::Auto => "auto",
         v1::Plane::ErofsFanotify => "erofs-fanotify",
         v1::Plane::ErofsFuse => "erofs-fuse",
+        v1::Plane::Fuse => "fuse",
         v1::Plane::ErofsFscache => "erofs-fscache",
         v1::Plane::Direct => "direct",
     }
@@ -75,6 +76,7 @@ fn wire_plane(plane: Plane) -> v1::Plane {
         Plane::Auto => v1::Plane::Auto,
         Plane::ErofsFanotify => v1::Plane::ErofsFanotify,
         Plane::ErofsFuse => v1::Plane::ErofsFuse,
+        Plane::Fuse => v1::Plane::Fuse,
         Plane::ErofsFscache => v1::Plane::ErofsFscache,
         Plane::Direct => v1::Plane::Direct,
     }
@@ -190,6 +192,7 @@ async fn compose(
             layer_id: layer.0.to_vec(),
             holder: place.holder.clone(),
             plane: plane.into(),
+            ..AttachRequest::default()
         };
         let attached = layerfs.attach(request).await?.into_inner();
         used = attached.plane();

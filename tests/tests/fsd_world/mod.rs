@@ -249,6 +249,7 @@ impl World {
             layer_id: self.layer.id.as_bytes().to_vec(),
             holder: holder.into(),
             plane: plane.into(),
+            ..AttachRequest::default()
         };
         let mut client = self.client()?;
         let answer = self.runtime.block_on(client.attach(request));
