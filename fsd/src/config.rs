@@ -133,6 +133,11 @@ impl Paths {
         self.run.join("holders")
     }
 
+    /// Mount point of the FUSE file system of exported layers.
+    pub fn exports(&self) -> PathBuf {
+        self.run.join("exports")
+    }
+
     /// Mount point of the FUSE file system that carries data files.
     pub fn fuse(&self) -> PathBuf {
         self.run.join("fuse")

@@ -44,5 +44,6 @@ fn of_layer(live: &Live, node: &Node) -> LayerStats {
         fills: served.fetch().fills(),
         complete: cached.is_complete(),
         marked: served.is_marked(),
+        exported_to: node.exports.holders_of(&served.id()),
     }
 }
