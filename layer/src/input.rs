@@ -83,11 +83,11 @@ impl<'a> Input<'a> {
         Err(Error::new(crate::ErrorKind::Unsupported, text))
     }
 
-    /// Fails unless the next u32, a set of incompatible features, is within the known ones.
-    pub(crate) fn incompatible(&mut self, known: u32) -> Result<()> {
+    /// The next u32, a set of incompatible features; fails unless it is within the known ones.
+    pub(crate) fn incompatible(&mut self, known: u32) -> Result<u32> {
         let found = self.u32()?;
         if found & !known == 0 {
-            return Ok(());
+            return Ok(found);
         }
         let text = format!("{} needs unknown features {:#x}", self.what, found & !known);
         Err(Error::new(crate::ErrorKind::Unsupported, text))

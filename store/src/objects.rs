@@ -90,7 +90,9 @@ impl Store {
             ));
         }
         let id = LayerFile::decode(file).context(|| "layer file to publish".to_owned())?.id();
-        let existed = self.put_content(&layer_key(&id)?, file)?;
+        // How the image is compressed is no part of the id: other bytes may be as good.
+        let sound = |found: &[u8]| LayerFile::decode(found).is_ok_and(|file| file.id() == id);
+        let existed = self.put_sound(&layer_key(&id)?, file, MAX_LAYER_FILE_BYTES, sound)?;
         Ok((id, existed))
     }
 
@@ -248,12 +250,28 @@ impl Store {
     ///
     /// One that is there with other bytes is damaged; it helps nobody and is replaced.
     pub(crate) fn put_content(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
+        self.put_sound(key, bytes, bytes.len() as u64, |found| found == bytes)
+    }
+
+    /// As [`Store::put_content`]; `sound` says whether what is there, of at most `max_bytes`, may stay.
+    fn put_sound(
+        &self,
+        key: &Key,
+        bytes: &[u8],
+        max_bytes: u64,
+        sound: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool> {
         match self.put_new(key, bytes) {
             Err(error) if error.kind() == ErrorKind::Exists => {}
             other => return other.map(|()| false),
         }
+        let holds = || match self.backend.read_all(key, max_bytes) {
+            Ok(found) => Ok(sound(&found)),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
+            Err(error) => Err(error),
+        };
         // Twice, because a single bad read may be the reader's fault.
-        if self.holds(key, bytes)? || self.holds(key, bytes)? {
+        if holds()? || holds()? {
             return Ok(true);
         }
         tracing::warn!(
@@ -264,14 +282,6 @@ impl Store {
         match self.put_new(key, bytes) {
             Err(error) if error.kind() == ErrorKind::Exists => Ok(true),
             other => other.map(|()| false),
-        }
-    }
-
-    fn holds(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
-        match self.backend.read_all(key, bytes.len() as u64) {
-            Ok(found) => Ok(found == bytes),
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
-            Err(error) => Err(error),
         }
     }
 

@@ -10,6 +10,7 @@
 // CRASH: `.new-*` and `.gone-*` folders are what a killed fsd left; the next start removes them.
 
 mod bits;
+mod bring;
 pub mod entry;
 pub mod files;
 mod space;
@@ -23,11 +24,10 @@ use files::FolderFiles;
 use layer::chunk::ChunkTable;
 use layer::manifest::Manifest;
 use layer::presence::Presence;
-use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use layer::{Context, Error, ErrorKind, LayerId, Result};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
