@@ -4,28 +4,26 @@
 //! layer names, which the image daemon collects, and unnamed spool files, which the kernel frees.
 
 use crate::content::Content;
-use crate::digest::{Facts, digest_all};
+use crate::digest::digest_all;
 use crate::encode::{Encoder, Totals};
-use crate::index::{Index, NodeIx, NodeKind};
+use crate::index::{Index, NodeIx, NodeKind, foreign_whiteout};
 use crate::options::BuildOptions;
 use crate::path;
 use crate::plan::plan;
-use crate::progress::{Phase, Progress};
+use crate::progress::{FewNotices, Phase, Progress};
 use crate::publish::Publisher;
 use crate::source::{Loaded, Source};
-use layer::environment::RunConfig;
+use layer::chunk::{BLOCK_BYTES, ChunkTable};
+use layer::environment::{Environment, RunConfig};
 use layer::erofs::writer;
 use layer::layer_file::LayerFile;
-use layer::manifest::{Features, Manifest};
-use layer::tree::{Body, FileData, Inode, InodeIx, Kind, Rdev, Tree, Xattr};
-use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use layer::manifest::Manifest;
+use layer::tree::{Body, FileData, Inode, InodeIx, Kind, OPAQUE_XATTR, Rdev, Tree, Xattr};
+use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use std::collections::BTreeMap;
 
-/// The mark of a directory that hides what is below it, as overlayfs writes it.
-pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-
 /// The longest file: its blocks are counted in 32 bits.
-const MAX_FILE_BYTES: u64 = u32::MAX as u64 * layer::chunk::BLOCK_BYTES as u64;
+const MAX_FILE_BYTES: u64 = u32::MAX as u64 * BLOCK_BYTES as u64;
 
 /// One layer that was built and committed.
 #[derive(Debug, Clone)]
@@ -83,7 +81,7 @@ pub fn build(
 ) -> Result<Built> {
     options.chunking.check()?;
     progress.phase(Phase::Index, 0, 0);
-    let Loaded { layers, config } = source.load(options, progress)?;
+    let Loaded { layers, config } = source.load(options, &FewNotices::of(progress))?;
     let mut built = Vec::with_capacity(layers.len());
     for loaded in layers {
         let mut options = options.clone();
@@ -124,13 +122,10 @@ pub fn build_index(
         progress,
     )?;
     let plan = plan(&contents, &facts, &options.chunking)?;
-    let inlined: u64 = facts
-        .iter()
-        .map(|facts| if let Facts::Inline(bytes) = facts { bytes.len() as u64 } else { 0 })
-        .sum();
+    // They hold every inlined byte a second time.
     drop(facts);
-    tracing::debug!(files = contents.len(), bytes, inlined, chunks = plan.chunks.len(), "planned");
-    let space = u64::from(plan.data_blocks) * u64::from(layer::chunk::BLOCK_BYTES);
+    tracing::debug!(files = contents.len(), bytes, chunks = plan.chunks.len(), "planned");
+    let space = u64::from(plan.data_blocks) * u64::from(BLOCK_BYTES);
     progress.phase(Phase::Encode, contents.len() as u64, space);
     let (chunk_table, totals) = Encoder {
         plan: &plan,
@@ -154,18 +149,16 @@ pub fn build_index(
     if layer_id != file.id() {
         return Err(Error::new(ErrorKind::Internal, "the store calls the layer by another id"));
     }
-    Ok(finish(layer_id, file.manifest, totals))
-}
-
-fn finish(layer_id: LayerId, manifest: Manifest, totals: Totals) -> BuiltLayer {
-    BuiltLayer {
+    let Totals { new_chunks, new_plain_bytes, new_stored_bytes, reused_plain_bytes } = totals;
+    let manifest = file.manifest;
+    Ok(BuiltLayer {
         layer_id,
         manifest,
-        new_chunks: totals.new_chunks,
-        new_plain_bytes: totals.new_plain_bytes,
-        new_stored_bytes: totals.new_stored_bytes,
-        reused_plain_bytes: totals.reused_plain_bytes,
-    }
+        new_chunks,
+        new_plain_bytes,
+        new_stored_bytes,
+        reused_plain_bytes,
+    })
 }
 
 /// The regular files in path order, each inode once.
@@ -228,10 +221,7 @@ fn inode(
         }),
         NodeKind::Symlink(target) => Kind::Symlink(target.clone()),
         NodeKind::CharDevice(rdev) if *rdev == Rdev::WHITEOUT => {
-            return Err(Error::invalid(format!(
-                "{} is a character device 0/0, which overlayfs takes for a deleted file",
-                path::show(path)
-            )));
+            return Err(foreign_whiteout(path));
         }
         NodeKind::CharDevice(rdev) => Kind::CharDevice(*rdev),
         NodeKind::BlockDevice(rdev) => Kind::BlockDevice(*rdev),
@@ -248,7 +238,7 @@ fn inode(
     };
     let mut xattrs = node.xattrs.clone();
     if node.opaque {
-        xattrs.push(Xattr { name: OPAQUE.to_vec(), value: b"y".to_vec() });
+        xattrs.push(Xattr { name: OPAQUE_XATTR.to_vec(), value: b"y".to_vec() });
         xattrs.sort();
     }
     Ok(Inode { mode: node.mode, uid: node.uid, gid: node.gid, mtime: node.mtime, xattrs, kind })
@@ -256,35 +246,25 @@ fn inode(
 
 fn manifest(
     tree: &Tree,
-    table: &layer::chunk::ChunkTable,
+    chunk_table: &ChunkTable,
     metadata: &[u8],
     options: &BuildOptions,
 ) -> Manifest {
-    let (mut files, mut directories, mut plain_bytes) = (0, 0, 0_u64);
+    let mut manifest = Manifest {
+        annotations: options.annotations.clone(),
+        ..Manifest::describing(options.kind, chunk_table, metadata)
+    };
     for inode in &tree.inodes {
         match &inode.kind {
-            Kind::Directory(_) => directories += 1,
+            Kind::Directory(_) => manifest.directories += 1,
             Kind::Regular(data) => {
-                files += 1;
-                plain_bytes = plain_bytes.saturating_add(data.size);
+                manifest.files += 1;
+                manifest.plain_bytes = manifest.plain_bytes.saturating_add(data.size);
             }
-            _ => files += 1,
+            _ => manifest.files += 1,
         }
     }
-    Manifest {
-        annotations: options.annotations.clone(),
-        chunk_table_digest: table.digest(),
-        chunks: table.len() as u64,
-        data_blocks: table.data_blocks(),
-        directories,
-        features: Features::default(),
-        files,
-        kind: options.kind,
-        metadata_bytes: metadata.len() as u64,
-        metadata_digest: Digest::of(metadata),
-        plain_bytes,
-        version: layer::manifest::VERSION,
-    }
+    manifest
 }
 
 /// Publishes an environment of these layers.
@@ -292,8 +272,8 @@ pub fn publish_environment(
     layers: Vec<LayerId>,
     config: RunConfig,
     publisher: &dyn Publisher,
-) -> Result<layer::EnvId> {
-    let environment = layer::environment::Environment::new(layers, config)?;
+) -> Result<EnvId> {
+    let environment = Environment::new(layers, config)?;
     publisher
         .commit_environment(&environment.canonical())
         .context(|| "publish an environment".to_owned())

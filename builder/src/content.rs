@@ -180,31 +180,23 @@ impl Content {
     /// Makes the content ready to be read.
     pub fn open<'a>(&'a self, origins: &'a [Arc<Origin>]) -> Result<Open<'a>> {
         let lost = || Error::new(ErrorKind::Internal, "content names an origin that is not there");
+        let origin = |number: u32| origins.get(number as usize).map(|origin| &**origin);
         match &self.place {
             Place::Bytes(bytes) => Ok(Open::Bytes(bytes)),
-            Place::Archive { origin, pieces } => match origins
-                .get(*origin as usize)
-                .map(|origin| &**origin)
-            {
+            Place::Archive { origin: number, pieces } => match origin(*number) {
                 Some(Origin::Archive { file, name, .. }) => Ok(Open::Archive(file, name, pieces)),
                 _ => Err(lost()),
             },
-            Place::File { origin, path, stamp, .. } => {
-                match origins.get(*origin as usize).map(|origin| &**origin) {
-                    Some(Origin::Directory { root, .. }) => {
-                        let fd = path::open_below(
-                            root,
-                            path,
-                            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY,
-                            Mode::empty(),
-                        )
-                        .map_err(|error| changed(path).with_source(error))?;
-                        let open = Open::File(File::from(fd), path, *stamp);
-                        open.finish()?;
-                        Ok(open)
-                    }
-                    _ => Err(lost()),
-                }
+            Place::File { origin: number, path, stamp, .. } => {
+                let Some(Origin::Directory { root, .. }) = origin(*number) else {
+                    return Err(lost());
+                };
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+                let file = path::open_below(root, path, flags, Mode::empty())
+                    .map_err(|error| changed(path).with_source(error))?;
+                let open = Open::File(File::from(file), path, *stamp);
+                open.finish()?;
+                Ok(open)
             }
             Place::Chunks(_) => {
                 Err(Error::new(ErrorKind::Internal, "content by reference has no bytes to read"))
@@ -251,7 +243,8 @@ impl Open<'_> {
     }
 }
 
-fn changed(path: &[u8]) -> Error {
+/// The refusal of a file that is not any more what was listed.
+pub(crate) fn changed(path: &[u8]) -> Error {
     Error::new(ErrorKind::Busy, format!("{} changed while it was being read", path::show(path)))
 }
 

@@ -10,19 +10,19 @@
 //! The caller sees to it that nobody writes to the upper directory meanwhile (a frozen sandbox, a
 //! snapshot); a change that happens all the same is an error.
 
-use crate::build::{BuiltLayer, OPAQUE, build_index};
+use crate::build::{BuiltLayer, build_index};
 use crate::content::{ChunkRange, Content, Place};
 use crate::index::{Index, Node, NodeIx, NodeKind};
 use crate::merge::merge;
 use crate::options::BuildOptions;
 use crate::path;
-use crate::progress::{Phase, Progress};
+use crate::progress::{FewNotices, Phase, Progress};
 use crate::publish::Publisher;
 use crate::source::directory::{Walked, walk};
 use crate::xattr::Policy;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use layer::chunk::ChunkTable;
-use layer::tree::{Body, FileData, Inode, Kind, Tree};
+use layer::tree::{Body, FileData, Inode, Kind, OPAQUE_XATTR, Tree};
 use layer::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -95,8 +95,8 @@ pub fn diff_index(
     progress.phase(Phase::Index, 0, 0);
     let filter = Filter::new(options)?;
     let keep = |path: &[u8], is_directory: bool| filter.keeps(path, is_directory);
-    let Walked { mut index, redirects } =
-        walk(upper, Policy::Upper, &options.build, progress, keep)?;
+    let few = FewNotices::of(progress);
+    let Walked { mut index, redirects } = walk(upper, Policy::Upper, &options.build, &few, keep)?;
     if !redirects.is_empty() {
         let below = merged(lower, &options.build)?;
         let first_copy = index.nodes.len() as u32;
@@ -125,10 +125,8 @@ struct Filter {
 
 impl Filter {
     fn new(options: &DiffOptions) -> Result<Self> {
-        let include = match options.include.is_empty() {
-            true => None,
-            false => Some(globs(&options.include)?),
-        };
+        let include =
+            if options.include.is_empty() { None } else { Some(globs(&options.include)?) };
         Ok(Self { include, exclude: globs(&options.exclude)? })
     }
 
@@ -200,7 +198,7 @@ fn node(inode: &Inode, table: &ChunkTable) -> Result<Node> {
     };
     let mut xattrs = inode.xattrs.clone();
     let before = xattrs.len();
-    xattrs.retain(|xattr| xattr.name != OPAQUE);
+    xattrs.retain(|xattr| xattr.name != OPAQUE_XATTR);
     xattrs.sort();
     Ok(Node {
         mode: inode.mode,

@@ -8,10 +8,10 @@
 use crate::content::{Content, Open, Origin};
 use crate::digest::is_zero;
 use crate::parallel::for_each;
-use crate::plan::{Fill, Part, Plan, PlannedChunk, finished};
+use crate::plan::{Fill, Part, Plan, PlannedChunk};
 use crate::progress::{Cancel, Progress};
 use crate::publish::{EncodedChunk, Publisher};
-use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
+use layer::chunk::{Chunk, ChunkTable};
 use layer::{ChunkDigest, Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -55,6 +55,14 @@ struct Shared {
     totals: Totals,
 }
 
+impl Shared {
+    /// Which of these chunks nobody has taken care of yet: the caller does. Zeros need no care.
+    fn claim(&mut self, digests: &[ChunkDigest]) -> Vec<usize> {
+        let mut claimed = |digest| digest != ChunkDigest::ZERO && self.claimed.insert(digest);
+        (0..digests.len()).filter(|&at| claimed(digests[at])).collect()
+    }
+}
+
 impl Encoder<'_> {
     /// Encodes and uploads everything and flushes; returns the finished chunk table.
     pub(crate) fn run(&self) -> Result<(ChunkTable, Totals)> {
@@ -77,11 +85,12 @@ impl Encoder<'_> {
             .chunks
             .iter()
             .zip(shared.digests)
-            .map(|(planned, digest)| finished(planned, digest))
+            .map(|(planned, digest)| planned.finished(digest))
             .collect();
         Ok((ChunkTable::new(chunks)?, shared.totals))
     }
 
+    /// Fills, names and uploads some neighbouring chunks.
     fn batch(
         &self,
         range: Range<usize>,
@@ -99,41 +108,21 @@ impl Encoder<'_> {
                 Fill::Parts(_) => ChunkDigest::of(&buffer[bytes.clone()]),
             })
             .collect();
-        let mine: Vec<usize> = {
+        let mine = {
             let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             shared.digests[range].copy_from_slice(&digests);
-            (0..chunks.len())
-                .filter(|&at| {
-                    digests[at] != ChunkDigest::ZERO && shared.claimed.insert(digests[at])
-                })
-                .collect()
+            shared.claim(&digests)
         };
-        let asked: Vec<ChunkDigest> = mine.iter().map(|&at| digests[at]).collect();
-        let missing = if asked.is_empty() { Vec::new() } else { self.publisher.missing(&asked)? };
-        if missing.len() != asked.len() {
-            return Err(Error::new(ErrorKind::Internal, "the store answered another question"));
-        }
         let mut totals = Totals::default();
-        for (&at, _) in mine.iter().zip(&missing).filter(|&(_, &missing)| missing) {
+        for at in self.missing(&digests, &mine)? {
             self.cancel.check()?;
-            if let Fill::Known(digest) = chunks[at].fill {
-                let text = format!("chunk {digest} of a lower layer is not on the store");
+            if matches!(chunks[at].fill, Fill::Known(_)) {
+                let text = format!("chunk {} of a lower layer is not on the store", digests[at]);
                 return Err(Error::not_found(text));
             }
-            let bytes = &buffer[plain[at].clone()];
-            let (codec, payload) = store::codec::encode_chunk(bytes, self.level);
-            totals.new_chunks += 1;
-            totals.new_plain_bytes += bytes.len() as u64;
-            totals.new_stored_bytes += payload.len() as u64;
-            self.progress.stored(bytes.len() as u64, payload.len() as u64);
-            self.publisher.upload(EncodedChunk {
-                digest: digests[at],
-                codec,
-                plain_bytes: bytes.len() as u32,
-                payload,
-            })?;
+            self.upload(digests[at], &buffer[plain[at].clone()], &mut totals)?;
         }
-        let all: u64 = chunks.iter().map(plain_bytes).sum();
+        let all: u64 = chunks.iter().map(PlannedChunk::plain_bytes).sum();
         totals.reused_plain_bytes = all - totals.new_plain_bytes;
         self.progress.reused(totals.reused_plain_bytes);
         self.progress.advance(0, all);
@@ -141,17 +130,37 @@ impl Encoder<'_> {
         Ok(())
     }
 
+    /// Which of the chunks `mine` the store lacks.
+    fn missing(&self, digests: &[ChunkDigest], mine: &[usize]) -> Result<Vec<usize>> {
+        if mine.is_empty() {
+            return Ok(Vec::new());
+        }
+        let asked: Vec<ChunkDigest> = mine.iter().map(|&at| digests[at]).collect();
+        let missing = self.publisher.missing(&asked)?;
+        if missing.len() != asked.len() {
+            return Err(Error::new(ErrorKind::Internal, "the store answered another question"));
+        }
+        Ok(mine.iter().zip(missing).filter_map(|(&at, missing)| missing.then_some(at)).collect())
+    }
+
+    fn upload(&self, digest: ChunkDigest, plain: &[u8], totals: &mut Totals) -> Result<()> {
+        let (codec, payload) = store::codec::encode_chunk(plain, self.level);
+        totals.new_chunks += 1;
+        totals.new_plain_bytes += plain.len() as u64;
+        totals.new_stored_bytes += payload.len() as u64;
+        self.progress.stored(plain.len() as u64, payload.len() as u64);
+        let plain_bytes = plain.len() as u32;
+        self.publisher.upload(EncodedChunk { digest, codec, plain_bytes, payload })
+    }
+
     /// Reads the plain bytes of chunks into the buffer; returns where each lies in it.
     fn fill(&self, chunks: &[PlannedChunk], buffer: &mut Vec<u8>) -> Result<Vec<Range<usize>>> {
         let mut ranges = Vec::with_capacity(chunks.len());
         let mut end = 0;
         for chunk in chunks {
-            let bytes = match chunk.fill {
-                Fill::Known(_) => 0,
-                Fill::Parts(_) => plain_bytes(chunk) as usize,
-            };
-            ranges.push(end..end + bytes);
-            end += bytes;
+            let start = end;
+            end += chunk.read_bytes() as usize;
+            ranges.push(start..end);
         }
         // Only grows: what an earlier batch left behind is overwritten or cleared below.
         if buffer.len() < end {
@@ -212,19 +221,12 @@ impl Totals {
     }
 }
 
-fn plain_bytes(chunk: &PlannedChunk) -> u64 {
-    u64::from(chunk.blocks) * u64::from(BLOCK_BYTES)
-}
-
 fn batches(chunks: &[PlannedChunk]) -> Vec<Range<usize>> {
     let mut batches = Vec::new();
     let mut start = 0;
     let mut bytes = 0;
     for (at, chunk) in chunks.iter().enumerate() {
-        let length = match chunk.fill {
-            Fill::Known(_) => 0,
-            Fill::Parts(_) => plain_bytes(chunk),
-        };
+        let length = chunk.read_bytes();
         if at > start && (bytes + length > BATCH_BYTES || at - start >= BATCH_CHUNKS) {
             batches.push(start..at);
             start = at;

@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// How many symbolic links a path may lead through, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
+/// The longest name, as in the kernel and in EROFS.
+const MAX_NAME_BYTES: usize = 255;
 
 /// Number of an inode in its index; 0 is the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -361,10 +363,21 @@ pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// The refusal of a device that would be a whiteout in a layer and is none in its source.
+pub(crate) fn foreign_whiteout(path: &[u8]) -> Error {
+    Error::invalid(format!(
+        "{} is a character device 0/0, which overlayfs takes for a deleted file",
+        path::show(path)
+    ))
+}
+
 fn check_name(name: &[u8]) -> Result<()> {
-    if name.len() > 255 {
-        let text = format!("name of {} bytes (at most 255): {}", name.len(), path::show(name));
-        return Err(Error::invalid(text));
+    if name.len() > MAX_NAME_BYTES {
+        return Err(Error::invalid(format!(
+            "name of {} bytes (at most {MAX_NAME_BYTES}): {}",
+            name.len(),
+            path::show(name)
+        )));
     }
     if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') || name.contains(&0) {
         return Err(Error::invalid(format!("{:?} is no file name", path::show(name))));

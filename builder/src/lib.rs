@@ -32,4 +32,4 @@ pub use merge::{merge, rebase};
 pub use options::{BuildOptions, ChunkingOptions, ImageLayers};
 pub use progress::{Cancel, Phase, Progress, Silent};
 pub use publish::{EncodedChunk, Publisher};
-pub use source::Source;
+pub use source::{ImageFormat, Source};

@@ -20,6 +20,22 @@ pub fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// The components of a path inside a root: without empty ones and `.`, and `..` takes the one before it
+/// away, where there is one.
+pub fn inside(path: &[u8]) -> Vec<&[u8]> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => {
+                names.pop();
+            }
+            name => names.push(name),
+        }
+    }
+    names
+}
+
 /// Opens `path` below `root` through no symbolic link and no magic link. An empty path opens the
 /// root itself. Paths longer than PATH_MAX are walked in parts.
 pub fn open_below(
@@ -42,4 +58,18 @@ pub fn open_below(
     let base = parent.as_ref().map_or_else(|| root.as_fd(), AsFd::as_fd);
     let name = if rest.is_empty() { &b"."[..] } else { rest };
     rustix::fs::openat2(base, name, flags | OFlags::CLOEXEC, mode, resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside() {
+        let text = |path: &[u8]| String::from_utf8(inside(path).join(&b'/')).unwrap();
+        assert_eq!(text(b"./a//b/"), "a/b");
+        assert_eq!(text(b"/etc/passwd"), "etc/passwd");
+        assert_eq!(text(b"../../a/../b"), "b");
+        assert_eq!(text(b"./"), "");
+    }
 }

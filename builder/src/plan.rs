@@ -43,6 +43,26 @@ pub(crate) struct PlannedChunk {
     pub fill: Fill,
 }
 
+impl PlannedChunk {
+    /// Length of its plain bytes.
+    pub(crate) fn plain_bytes(&self) -> u64 {
+        u64::from(self.blocks) * BLOCK
+    }
+
+    /// How many plain bytes have to be read for it.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        match self.fill {
+            Fill::Parts(_) => self.plain_bytes(),
+            Fill::Known(_) => 0,
+        }
+    }
+
+    /// What it becomes once its digest is known.
+    pub(crate) fn finished(&self, digest: ChunkDigest) -> Chunk {
+        Chunk { start_block: self.start_block, blocks: self.blocks, digest }
+    }
+}
+
 /// What a chunk is filled from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fill {
@@ -83,10 +103,9 @@ pub(crate) fn plan(
     for (file, (content, facts)) in contents.iter().zip(facts).enumerate() {
         match (facts, &content.place) {
             (Facts::Inline(bytes), _) => {
-                planner.plan.bodies[file] = match bytes.is_empty() {
-                    true => Body::Extents(Vec::new()),
-                    false => Body::Inline(bytes.clone()),
-                };
+                if !bytes.is_empty() {
+                    planner.plan.bodies[file] = Body::Inline(bytes.clone());
+                }
             }
             (Facts::Referenced, Place::Chunks(ranges)) => planner.refer(file, ranges)?,
             (Facts::Referenced, _) => {
@@ -114,9 +133,17 @@ struct Planner<'a> {
     plan: Plan,
     /// Where chunks of lower layers were placed.
     known: HashMap<(ChunkDigest, u32), u32>,
-    /// The files of the open bundle and their first blocks in it.
-    bundle: Vec<(usize, u32, u64)>,
+    /// The files of the open bundle.
+    bundle: Vec<Bundled>,
     bundle_blocks: u32,
+}
+
+/// A small file in the open bundle.
+struct Bundled {
+    file: usize,
+    /// First block in the bundle.
+    block: u32,
+    bytes: u32,
 }
 
 impl Planner<'_> {
@@ -136,14 +163,11 @@ impl Planner<'_> {
         if self.bundle_blocks + blocks > self.chunking.bundle_max_bytes / BLOCK_BYTES {
             self.close_bundle()?;
         }
-        self.bundle.push((file, self.bundle_blocks, size));
+        // INVARIANT: a file in a bundle is shorter than `bundle_file_bytes`, so 32 bits count it.
+        self.bundle.push(Bundled { file, block: self.bundle_blocks, bytes: size as u32 });
         self.bundle_blocks += blocks;
-        let word = u32::from_le_bytes([
-            identity.digest[0],
-            identity.digest[1],
-            identity.digest[2],
-            identity.digest[3],
-        ]);
+        let [a, b, c, d, ..] = identity.digest;
+        let word = u32::from_le_bytes([a, b, c, d]);
         if self.bundle_blocks >= self.chunking.bundle_min_bytes.div_ceil(BLOCK_BYTES)
             && word.is_multiple_of(self.chunking.border_one_in)
         {
@@ -159,15 +183,14 @@ impl Planner<'_> {
         let first_part = self.plan.parts.len();
         let files = std::mem::take(&mut self.bundle);
         let blocks = std::mem::take(&mut self.bundle_blocks);
-        for &(file, block, size) in &files {
-            let at = block * BLOCK_BYTES;
-            self.plan.parts.push(Part { file, offset: 0, bytes: size as u32, at });
+        for &Bundled { file, block, bytes } in &files {
+            self.plan.parts.push(Part { file, offset: 0, bytes, at: block * BLOCK_BYTES });
         }
         let start = self.chunk(blocks, Fill::Parts(first_part..self.plan.parts.len()))?;
-        for (file, block, size) in files {
+        for Bundled { file, block, bytes } in files {
             self.plan.bodies[file] = Body::Extents(vec![Extent {
                 file_block: 0,
-                blocks: size.div_ceil(BLOCK) as u32,
+                blocks: bytes.div_ceil(BLOCK_BYTES),
                 data_block: start + block,
             }]);
         }
@@ -212,18 +235,9 @@ impl Planner<'_> {
                 }
             };
             let data_block = start + range.chunk_block;
-            match extents.last_mut() {
-                Some(last)
-                    if last.file_block + last.blocks == range.file_block
-                        && last.data_block + last.blocks == data_block =>
-                {
-                    last.blocks += range.blocks;
-                }
-                _ => extents.push(Extent {
-                    file_block: range.file_block,
-                    blocks: range.blocks,
-                    data_block,
-                }),
+            let extent = Extent { file_block: range.file_block, blocks: range.blocks, data_block };
+            if !extents.last_mut().is_some_and(|last| last.absorb(&extent)) {
+                extents.push(extent);
             }
         }
         self.plan.bodies[file] = Body::Extents(extents);
@@ -267,9 +281,4 @@ fn data_runs(size: u64, zeros: &[(u64, u64)], unit: u64) -> Vec<Range<u64>> {
         runs.push(start..size);
     }
     runs
-}
-
-/// The chunk that a planned one becomes once its digest is known.
-pub(crate) fn finished(planned: &PlannedChunk, digest: ChunkDigest) -> Chunk {
-    Chunk { start_block: planned.start_block, blocks: planned.blocks, digest }
 }

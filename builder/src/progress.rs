@@ -4,7 +4,7 @@
 
 use layer::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What a build is busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,55 @@ pub trait Progress: Send + Sync {
     fn reused(&self, _plain_bytes: u64) {}
     /// Something that the user should know and that is no error.
     fn notice(&self, _text: &str) {}
+}
+
+/// Notices of one build that are passed on; the others are only counted.
+const MOST_NOTICES: u64 = 20;
+
+/// Passes everything on, but of the notices only the first: a tree of a million odd files says so in a
+/// few lines. How many were left out is said when this is dropped.
+pub(crate) struct FewNotices<'a> {
+    inner: &'a dyn Progress,
+    given: AtomicU64,
+}
+
+impl<'a> FewNotices<'a> {
+    pub(crate) fn of(inner: &'a dyn Progress) -> Self {
+        Self { inner, given: AtomicU64::new(0) }
+    }
+}
+
+impl Progress for FewNotices<'_> {
+    fn phase(&self, phase: Phase, files: u64, bytes: u64) {
+        self.inner.phase(phase, files, bytes);
+    }
+
+    fn advance(&self, files: u64, bytes: u64) {
+        self.inner.advance(files, bytes);
+    }
+
+    fn stored(&self, plain_bytes: u64, stored_bytes: u64) {
+        self.inner.stored(plain_bytes, stored_bytes);
+    }
+
+    fn reused(&self, plain_bytes: u64) {
+        self.inner.reused(plain_bytes);
+    }
+
+    fn notice(&self, text: &str) {
+        if self.given.fetch_add(1, Ordering::Relaxed) < MOST_NOTICES {
+            self.inner.notice(text);
+        }
+    }
+}
+
+impl Drop for FewNotices<'_> {
+    fn drop(&mut self) {
+        let left_out = self.given.load(Ordering::Relaxed).saturating_sub(MOST_NOTICES);
+        if left_out > 0 {
+            self.inner.notice(&format!("{left_out} more notices are left out"));
+        }
+    }
 }
 
 /// Reports nothing.
@@ -65,5 +114,34 @@ impl Cancel {
             return Err(Error::new(ErrorKind::Unavailable, "cancelled"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<String>>);
+
+    impl Progress for Heard {
+        fn notice(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+
+    #[test]
+    fn endless_notices_end_with_a_count() {
+        for (given, heard) in [(0, 0), (20, 20), (1_000, 21)] {
+            let progress = Heard::default();
+            let few = FewNotices::of(&progress);
+            (0..given).for_each(|number| few.notice(&format!("notice {number}")));
+            drop(few);
+            let notices = progress.0.into_inner().unwrap();
+            assert_eq!(notices.len(), heard);
+            let last = (given > 20).then_some("980 more notices are left out");
+            assert_eq!(notices.get(20).map(String::as_str), last);
+        }
     }
 }

@@ -22,8 +22,12 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with_store_parameters("")
+    }
+
+    fn with_store_parameters(parameters: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("file://{}", dir.path().join("store").display());
+        let url = format!("file://{}{parameters}", dir.path().join("store").display());
         fs::create_dir(dir.path().join("store")).unwrap();
         let store = Arc::new(Store::open(store::open(&url).unwrap()).unwrap());
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -126,4 +130,33 @@ fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
     // The verdict may come with the upload or with the flush.
     let error = publisher.upload(chunk).and_then(|()| publisher.flush()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+}
+
+/// Every thread that uploads learns why the daemon refused, whoever asked first, and later calls too.
+#[test]
+fn all_threads_learn_the_daemon_s_reason() {
+    let world = World::with_store_parameters("?fault_class=packs&fault_error=1000");
+    let publisher = world.publisher();
+    let chunk = |number: u32| {
+        let plain = number.to_le_bytes().repeat(1024);
+        builder::EncodedChunk {
+            digest: ChunkDigest::of(&plain),
+            codec: layer::pack::Codec::None,
+            plain_bytes: 4096,
+            payload: plain,
+        }
+    };
+    let upload_until_refused = |thread: u32| {
+        let uploads = (0..100_000).map(|number| publisher.upload(chunk(thread << 20 | number)));
+        uploads.filter_map(layer::Result::err).next().unwrap()
+    };
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..4).map(|thread| scope.spawn(move || upload_until_refused(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let later = publisher.flush().unwrap_err();
+    for error in errors.iter().chain([&later]) {
+        assert!(error.chain().contains("injected fault"), "{}", error.chain());
+    }
 }

@@ -241,7 +241,7 @@ fn a_stack_of_image_layers_shows_what_the_merged_layer_holds() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image.tar");
     fs::write(&image, docker_archive(&layers)).unwrap();
-    let source = builder::Source::DockerArchive(image, None);
+    let source = builder::Source::Image(builder::ImageFormat::DockerArchive, image, None);
     let stacked = BuildOptions { image_layers: builder::ImageLayers::Stacked, ..options() };
     let built = builder::build(&source, &publisher, &stacked, &Silent).unwrap();
     for id in built.layer_ids() {

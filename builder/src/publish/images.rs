@@ -3,6 +3,13 @@
 //! The builder's threads block; the client is asynchronous. Chunks pass through a bounded channel into
 //! one upload stream that lives from the first upload to the next flush, so a slow store slows the
 //! builder and memory stays bounded. Must not be called from asynchronous code.
+//!
+//! Several threads upload into the one stream. When the daemon ends it early, whoever notices first asks for
+//! the verdict; it is kept, so that every call after it fails with the daemon's reason and none opens a
+//! stream of its own.
+//!
+//! Locking: one mutex around the state of the stream, held while the verdict is awaited and never while a
+//! chunk is sent: chunks on their way have to arrive, or be refused, before there is a verdict.
 
 use super::{EncodedChunk, Publisher};
 use layer::pack::Codec;
@@ -10,7 +17,7 @@ use layer::{ChunkDigest, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::status::from_status;
 use proto::v1;
 use proto::v1::images_client::ImagesClient;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -31,13 +38,21 @@ pub struct ImagesPublisher {
     handle: Handle,
     client: ImagesClient<Channel>,
     publish_id: String,
-    stream: Mutex<Option<Stream>>,
+    upload: Mutex<Upload>,
 }
 
+/// The upload stream.
 #[derive(Debug)]
-struct Stream {
-    sender: mpsc::Sender<v1::UploadChunk>,
-    reply: JoinHandle<Result<v1::UploadChunksResponse, Status>>,
+enum Upload {
+    /// Nothing was uploaded since the last flush.
+    Idle,
+    /// Chunks go to the sender; the reply is the verdict on all of them.
+    Open {
+        sender: mpsc::Sender<v1::UploadChunk>,
+        reply: JoinHandle<Result<v1::UploadChunksResponse, Status>>,
+    },
+    /// The daemon refused something, or is gone: the kind of its answer and what it said.
+    Failed(ErrorKind, String),
 }
 
 impl ImagesPublisher {
@@ -50,46 +65,57 @@ impl ImagesPublisher {
             .block_on(client.clone().open_publish(request))
             .map_err(|status| from_status(status).context("open a publish"))?;
         let publish_id = opened.into_inner().publish_id;
-        Ok(Self { handle, client, publish_id, stream: Mutex::new(None) })
+        Ok(Self { handle, client, publish_id, upload: Mutex::new(Upload::Idle) })
     }
 
-    /// Starts an upload stream with its first message, or hands out the one there is.
-    fn sender(&self, first: &mut Option<v1::UploadChunk>) -> Result<mpsc::Sender<v1::UploadChunk>> {
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = &*stream {
-            return Ok(stream.sender.clone());
+    fn state(&self) -> MutexGuard<'_, Upload> {
+        self.upload.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where chunks go; opens the stream when there is none.
+    fn sender(&self) -> Result<mpsc::Sender<v1::UploadChunk>> {
+        let mut state = self.state();
+        match &*state {
+            Upload::Open { sender, .. } => return Ok(sender.clone()),
+            Upload::Failed(kind, reason) => return Err(refusal(*kind, reason)),
+            Upload::Idle => {}
         }
         let (sender, receiver) = mpsc::channel(WAITING_CHUNKS);
-        if let Some(mut chunk) = first.take() {
-            chunk.publish_id.clone_from(&self.publish_id);
-            sender
-                .try_send(chunk)
-                .map_err(|_| Error::new(ErrorKind::Internal, "a fresh channel is full"))?;
-        }
         let mut client = self.client.clone();
         let reply = self.handle.spawn(async move {
-            client
-                .upload_chunks(ReceiverStream::new(receiver))
-                .await
-                .map(tonic::Response::into_inner)
+            let answer = client.upload_chunks(ReceiverStream::new(receiver)).await;
+            answer.map(tonic::Response::into_inner)
         });
-        *stream = Some(Stream { sender: sender.clone(), reply });
+        *state = Upload::Open { sender: sender.clone(), reply };
         Ok(sender)
     }
 
-    /// Ends the upload stream, if there is one, and waits for the daemon's verdict.
-    fn finish(&self) -> Result<()> {
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Stream { sender, reply }) = stream else { return Ok(()) };
-        drop(sender);
-        match self.handle.block_on(reply) {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(status)) => Err(from_status(status).context("upload chunks")),
-            Err(error) => {
-                Err(Error::new(ErrorKind::Internal, "the upload task died").with_source(error))
+    /// Ends the stream, if there is one, and waits for the daemon's verdict.
+    fn settle(&self) -> Result<()> {
+        let mut state = self.state();
+        let failed = match std::mem::replace(&mut *state, Upload::Idle) {
+            Upload::Idle => return Ok(()),
+            Upload::Failed(kind, reason) => (kind, reason),
+            Upload::Open { sender, reply } => {
+                drop(sender);
+                match self.handle.block_on(reply) {
+                    Ok(Ok(_)) => return Ok(()),
+                    Ok(Err(status)) => {
+                        let error = from_status(status);
+                        (error.kind(), error.chain())
+                    }
+                    Err(error) => (ErrorKind::Internal, format!("the upload task died: {error}")),
+                }
             }
-        }
+        };
+        let error = refusal(failed.0, &failed.1);
+        *state = Upload::Failed(failed.0, failed.1);
+        Err(error)
     }
+}
+
+fn refusal(kind: ErrorKind, reason: &str) -> Error {
+    Error::new(kind, reason).context("upload chunks")
 }
 
 impl Publisher for ImagesPublisher {
@@ -110,25 +136,24 @@ impl Publisher for ImagesPublisher {
             Codec::None => v1::Codec::None,
             Codec::Zstd => v1::Codec::Zstd,
         };
-        let mut message = Some(v1::UploadChunk {
-            publish_id: String::new(),
+        let message = v1::UploadChunk {
+            // Only the stream's first message needs it, but which one that is depends on the threads.
+            publish_id: self.publish_id.clone(),
             digest: chunk.digest.0.to_vec(),
             codec: codec.into(),
             plain_bytes: chunk.plain_bytes,
             payload: chunk.payload,
-        });
-        let sender = self.sender(&mut message)?;
-        let Some(message) = message else { return Ok(()) };
-        if sender.blocking_send(message).is_err() {
-            // The daemon ended the stream; its answer says why.
-            self.finish()?;
-            return Err(Error::new(ErrorKind::Unavailable, "the upload stream ended early"));
+        };
+        if self.sender()?.blocking_send(message).is_err() {
+            // The daemon ended the stream; its verdict says why.
+            self.settle()?;
+            return Err(refusal(ErrorKind::Unavailable, "the upload stream ended early"));
         }
         Ok(())
     }
 
     fn flush(&self) -> Result<()> {
-        self.finish()
+        self.settle()
     }
 
     fn commit_layer(&self, file: &[u8]) -> Result<LayerId> {

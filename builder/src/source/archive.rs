@@ -8,7 +8,7 @@
 use super::blob::{Hashing, Region};
 use super::spool::{Compression, unpack};
 use crate::content::{Content, Origin, Place, Stamp};
-use crate::index::{Index, Node, NodeKind};
+use crate::index::{Index, Node, NodeIx, NodeKind, split};
 use crate::options::BuildOptions;
 use crate::path;
 use crate::progress::Progress;
@@ -117,19 +117,17 @@ fn index_region(
 }
 
 fn apply(index: &mut Index, entry: Entry, names: Names, progress: &dyn Progress) -> Result<()> {
-    let path = inside(&entry.path);
-    let (parent, name) = match path.split_last() {
-        Some((name, parent)) => (parent.join(&b'/'), name.clone()),
-        None => {
-            // `./`, `/` and whatever else comes to the root.
-            if entry.kind == EntryKind::Directory {
-                let node = node(entry, b"", progress)?;
-                index.describe_root(node);
-            }
-            return Ok(());
+    let full = path::inside(&entry.path).join(&b'/');
+    if full.is_empty() {
+        // `./`, `/` and whatever else comes to the root.
+        if entry.kind == EntryKind::Directory {
+            let node = node(entry, b"", progress)?;
+            index.describe_root(node);
         }
-    };
-    let parent = index.make_directory(&parent)?;
+        return Ok(());
+    }
+    let (parent, name) = split(&full);
+    let parent = index.make_directory(parent)?;
     if names == Names::ImageLayer
         && let Some(hidden) = name.strip_prefix(b".wh.")
     {
@@ -143,18 +141,17 @@ fn apply(index: &mut Index, entry: Entry, names: Names, progress: &dyn Progress)
         return Ok(());
     }
     if let EntryKind::HardLink(target) = &entry.kind {
-        let target = inside(target).join(&b'/');
-        return hard_link(index, parent, &name, &path.join(&b'/'), target);
+        let target = path::inside(target).join(&b'/');
+        return hard_link(index, parent, name, &full, target);
     }
-    let full = path.join(&b'/');
     let node = node(entry, &full, progress)?;
-    index.put(parent, &name, node).context(|| path::show(&full))?;
+    index.put(parent, name, node).context(|| path::show(&full))?;
     Ok(())
 }
 
 fn hard_link(
     index: &mut Index,
-    parent: crate::NodeIx,
+    parent: NodeIx,
     name: &[u8],
     path: &[u8],
     target: Vec<u8>,
@@ -198,33 +195,4 @@ fn node(entry: Entry, path: &[u8], progress: &dyn Progress) -> Result<Node> {
         opaque: false,
         kind,
     })
-}
-
-/// The components of a path below the root; `..` takes one away where there is one.
-fn inside(path: &[u8]) -> Vec<Vec<u8>> {
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    for name in path.split(|&byte| byte == b'/') {
-        match name {
-            b"" | b"." => {}
-            b".." => {
-                names.pop();
-            }
-            name => names.push(name.to_vec()),
-        }
-    }
-    names
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_stay_inside() {
-        let text = |path: &[u8]| String::from_utf8(inside(path).join(&b'/')).unwrap();
-        assert_eq!(text(b"./a//b/"), "a/b");
-        assert_eq!(text(b"/etc/passwd"), "etc/passwd");
-        assert_eq!(text(b"../../a/../b"), "b");
-        assert_eq!(text(b"./"), "");
-    }
 }

@@ -2,6 +2,7 @@
 
 use layer::{Context, Error, ErrorKind, Result};
 use sha2::Digest as _;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -30,11 +31,7 @@ impl Region {
 
     /// Its first bytes, eight at most.
     pub(crate) fn first(&self) -> Result<Vec<u8>> {
-        let mut first = vec![0; self.length.min(8) as usize];
-        self.file
-            .read_exact_at(&mut first, self.start)
-            .context(|| format!("read {}", self.name))?;
-        Ok(first)
+        self.beginning(self.length.min(8) as usize)
     }
 
     /// All of it, when it has at most `most` bytes.
@@ -43,10 +40,13 @@ impl Region {
             let text = format!("{}: {} bytes (at most {most})", self.name, self.length);
             return Err(Error::invalid(text));
         }
-        let mut bytes = vec![0; self.length as usize];
-        self.file
-            .read_exact_at(&mut bytes, self.start)
-            .context(|| format!("read {}", self.name))?;
+        self.beginning(self.length as usize)
+    }
+
+    fn beginning(&self, length: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let read = self.file.read_exact_at(&mut bytes, self.start);
+        read.context(|| format!("read {}", self.name))?;
         Ok(bytes)
     }
 
@@ -138,5 +138,9 @@ impl<R: Read> Read for Hashing<R> {
 }
 
 fn hex(prefix: &str, bytes: &[u8]) -> String {
-    bytes.iter().fold(prefix.to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    bytes.iter().fold(prefix.to_owned(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

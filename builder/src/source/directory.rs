@@ -5,8 +5,8 @@
 //! type, owner and attributes are those of one inode. A tree that changes meanwhile gives an error.
 //! Directories wait in a list, not in open descriptors: depth costs memory only.
 
-use crate::content::{Content, Origin, Place, Stamp};
-use crate::index::{Index, Node, NodeIx, NodeKind};
+use crate::content::{Content, Origin, Place, Stamp, changed};
+use crate::index::{Index, Node, NodeIx, NodeKind, foreign_whiteout};
 use crate::options::BuildOptions;
 use crate::path;
 use crate::progress::Progress;
@@ -201,12 +201,7 @@ impl<K: FnMut(&[u8], bool) -> bool> Walker<'_, K> {
             }
             FileType::CharacterDevice if rdev == Rdev::WHITEOUT => match self.policy {
                 Policy::Upper => NodeKind::Whiteout,
-                Policy::Foreign => {
-                    return Err(Error::invalid(format!(
-                        "{} is a character device 0/0, which overlayfs takes for a deleted file",
-                        path::show(path)
-                    )));
-                }
+                Policy::Foreign => return Err(foreign_whiteout(path)),
             },
             FileType::CharacterDevice => NodeKind::CharDevice(rdev),
             FileType::BlockDevice => NodeKind::BlockDevice(rdev),
@@ -281,10 +276,6 @@ fn stat(fd: &OwnedFd, path: &[u8]) -> Result<Stat> {
     rustix::fs::fstat(fd)
         .map_err(std::io::Error::from)
         .context(|| format!("stat {}", path::show(path)))
-}
-
-fn changed(path: &[u8]) -> Error {
-    Error::new(ErrorKind::Busy, format!("{} changed while it was being read", path::show(path)))
 }
 
 fn open_error(path: &[u8], error: Errno) -> Error {

@@ -23,12 +23,32 @@ pub enum Source {
     Directory(PathBuf),
     /// A tar file: plain, gz, zstd or xz, recognised by its content.
     Archive(PathBuf),
-    /// An OCI image layout in a directory; the tag may be left out when there is one image.
-    OciLayout(PathBuf, Option<String>),
+    /// A container image, and which of several; the tag may be left out when there is one.
+    Image(ImageFormat, PathBuf, Option<String>),
+}
+
+/// How a container image is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// An OCI image layout in a directory.
+    OciLayout,
     /// An OCI image layout in a tar file.
-    OciArchive(PathBuf, Option<String>),
+    OciArchive,
     /// What `docker save` writes.
-    DockerArchive(PathBuf, Option<String>),
+    DockerArchive,
+}
+
+impl ImageFormat {
+    const ALL: [Self; 3] = [Self::OciLayout, Self::OciArchive, Self::DockerArchive];
+
+    /// What stands before the path in a source's text.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::OciLayout => "oci:",
+            Self::OciArchive => "oci-archive:",
+            Self::DockerArchive => "docker-archive:",
+        }
+    }
 }
 
 /// What a source holds, before contents are read.
@@ -53,17 +73,11 @@ impl Source {
     /// Understands `dir`, `file.tar[.gz|.zst|.xz]`, `oci:DIR[:tag]`, `oci-archive:FILE[:tag]` and
     /// `docker-archive:FILE[:name:tag]`. A path without a prefix is looked at: a directory or a file.
     pub fn parse(text: &str) -> Result<Self> {
-        if let Some(rest) = text.strip_prefix("oci:") {
-            let (path, tag) = split_tag(rest);
-            return Ok(Self::OciLayout(path, tag));
-        }
-        if let Some(rest) = text.strip_prefix("oci-archive:") {
-            let (path, tag) = split_tag(rest);
-            return Ok(Self::OciArchive(path, tag));
-        }
-        if let Some(rest) = text.strip_prefix("docker-archive:") {
-            let (path, tag) = split_tag(rest);
-            return Ok(Self::DockerArchive(path, tag));
+        for format in ImageFormat::ALL {
+            if let Some(rest) = text.strip_prefix(format.prefix()) {
+                let (path, tag) = split_tag(rest);
+                return Ok(Self::Image(format, path, tag));
+            }
         }
         for (prefix, what) in
             [("docker://", "images in a registry"), ("sandbox:", "the layer of a sandbox")]
@@ -95,12 +109,8 @@ impl Source {
         match self {
             Self::Directory(path) => directory::load(path, options, progress).map(plain),
             Self::Archive(path) => archive::load(path, options, progress).map(plain),
-            Self::OciLayout(path, tag) => oci::load_layout(path, tag.as_deref(), options, progress),
-            Self::OciArchive(path, tag) => {
-                oci::load_oci_archive(path, tag.as_deref(), options, progress)
-            }
-            Self::DockerArchive(path, tag) => {
-                oci::load_docker_archive(path, tag.as_deref(), options, progress)
+            Self::Image(format, path, tag) => {
+                oci::load(*format, path, tag.as_deref(), options, progress)
             }
         }
     }
@@ -117,9 +127,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (prefix, path, tag) = match self {
             Self::Directory(path) | Self::Archive(path) => ("", path, &None),
-            Self::OciLayout(path, tag) => ("oci:", path, tag),
-            Self::OciArchive(path, tag) => ("oci-archive:", path, tag),
-            Self::DockerArchive(path, tag) => ("docker-archive:", path, tag),
+            Self::Image(format, path, tag) => (format.prefix(), path, tag),
         };
         write!(f, "{prefix}{}", path.display())?;
         tag.as_ref().map_or(Ok(()), |tag| write!(f, ":{tag}"))
@@ -132,8 +140,7 @@ fn split_tag(text: &str) -> (PathBuf, Option<String>) {
     if std::path::Path::new(text).exists() {
         return (PathBuf::from(text), None);
     }
-    let colons = text.match_indices(':').map(|(at, _)| at);
-    for at in colons {
+    for (at, _) in text.match_indices(':') {
         if std::path::Path::new(&text[..at]).exists() {
             return (PathBuf::from(&text[..at]), Some(text[at + 1..].to_owned()));
         }
@@ -152,7 +159,7 @@ mod tests {
         assert_eq!(Source::parse(text).unwrap(), Source::Directory(dir.path().into()));
         assert_eq!(
             Source::parse(&format!("oci:{text}:name:v1")).unwrap(),
-            Source::OciLayout(dir.path().into(), Some("name:v1".into()))
+            Source::Image(ImageFormat::OciLayout, dir.path().into(), Some("name:v1".into()))
         );
         let missing = Source::parse("/nonexistent.tar").unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);

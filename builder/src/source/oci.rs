@@ -6,11 +6,12 @@
 
 use super::archive::{self, Digests, Names, load_region};
 use super::blob::Region;
-use super::{Loaded, LoadedLayer};
-use crate::content::{Origin, Place};
-use crate::index::{Index, NodeIx, NodeKind};
+use super::{ImageFormat, Loaded, LoadedLayer};
+use crate::content::{Content, Origin, Place};
+use crate::index::{Index, NodeIx, NodeKind, split};
 use crate::merge::{merge, rebase};
 use crate::options::{BuildOptions, ImageLayers};
+use crate::path;
 use crate::progress::Progress;
 use layer::environment::RunConfig;
 use layer::{Context, Error, ErrorKind, Result};
@@ -24,42 +25,34 @@ use std::path::{Path, PathBuf};
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 /// How deep indexes may lie in indexes.
 const MAX_INDEX_DEPTH: usize = 4;
+/// Symbolic links between a name and its file.
+const MAX_SYMLINKS: usize = 8;
 /// Where a layout keeps the name of an image.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// Where containerd keeps the full name of an image.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
-/// An OCI image layout in a directory.
-pub fn load_layout(
+/// Lists an image; `tag` may be left out when there is one.
+pub fn load(
+    format: ImageFormat,
     path: &Path,
     tag: Option<&str>,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Loaded> {
-    let image = Files::Directory(path.to_owned());
-    from_layout(&image, tag, options, progress).context(|| format!("image {}", path.display()))
-}
-
-/// An OCI image layout in a tar file.
-pub fn load_oci_archive(
-    path: &Path,
-    tag: Option<&str>,
-    options: &BuildOptions,
-    progress: &dyn Progress,
-) -> Result<Loaded> {
-    let image = Files::Archive(archive::load(path, options, progress)?);
-    from_layout(&image, tag, options, progress).context(|| format!("image {}", path.display()))
-}
-
-/// What `docker save` writes.
-pub fn load_docker_archive(
-    path: &Path,
-    tag: Option<&str>,
-    options: &BuildOptions,
-    progress: &dyn Progress,
-) -> Result<Loaded> {
-    let image = Files::Archive(archive::load(path, options, progress)?);
-    from_docker(&image, tag, options, progress).context(|| format!("image {}", path.display()))
+    let files = match format {
+        ImageFormat::OciLayout => Files::Directory(path.to_owned()),
+        ImageFormat::OciArchive | ImageFormat::DockerArchive => {
+            Files::Archive(archive::load(path, options, progress)?)
+        }
+    };
+    let loaded = match format {
+        ImageFormat::OciLayout | ImageFormat::OciArchive => {
+            from_layout(&files, tag, options, progress)
+        }
+        ImageFormat::DockerArchive => from_docker(&files, tag, options, progress),
+    };
+    loaded.context(|| format!("image {}", path.display()))
 }
 
 /// The files of an image.
@@ -104,15 +97,15 @@ fn region(index: &Index, path: &str) -> Result<Region> {
     let missing = || Error::not_found(format!("{path} is not in the archive"));
     let mut at = path.as_bytes().to_vec();
     // Old archives link equal layers to each other.
-    for _ in 0..8 {
+    for _ in 0..MAX_SYMLINKS {
         let ix = index.lookup(&at)?.ok_or_else(missing)?;
         match &index.node(ix).kind {
             NodeKind::Symlink(target) => {
-                let parent = crate::index::split(&at).0;
+                let (parent, _) = split(&at);
                 at = if target.starts_with(b"/") {
                     target.clone()
                 } else {
-                    normal(&crate::path::join(parent, target))
+                    path::inside(&path::join(parent, target)).join(&b'/')
                 };
             }
             NodeKind::Regular(content) => return content_region(index, content, path),
@@ -122,7 +115,7 @@ fn region(index: &Index, path: &str) -> Result<Region> {
     Err(missing())
 }
 
-fn content_region(index: &Index, content: &crate::Content, path: &str) -> Result<Region> {
+fn content_region(index: &Index, content: &Content, path: &str) -> Result<Region> {
     let Place::Archive { origin, pieces } = &content.place else {
         return Err(Error::new(ErrorKind::Internal, "a file of an archive lies elsewhere"));
     };
@@ -137,21 +130,6 @@ fn content_region(index: &Index, content: &crate::Content, path: &str) -> Result
     };
     let file = file.try_clone().context(|| format!("open {path}"))?;
     Ok(Region { file, start, length: content.size, name: path.to_owned() })
-}
-
-/// Without `.` and `..`.
-fn normal(path: &[u8]) -> Vec<u8> {
-    let mut names: Vec<&[u8]> = Vec::new();
-    for name in path.split(|&byte| byte == b'/') {
-        match name {
-            b"" | b"." => {}
-            b".." => {
-                names.pop();
-            }
-            name => names.push(name),
-        }
-    }
-    names.join(&b'/')
 }
 
 /// Where a layout keeps a blob. Only plain digests, as they become a path.
@@ -206,9 +184,8 @@ fn find_manifest(files: &Files, index: &ImageIndex, tag: Option<&str>) -> Result
     }
     let mut chosen = choose(&named)?;
     for _ in 0..MAX_INDEX_DEPTH {
-        if !chosen.media_type().to_string().contains("index")
-            && !chosen.media_type().to_string().contains("manifest.list")
-        {
+        let media_type = chosen.media_type().to_string();
+        if !media_type.contains("index") && !media_type.contains("manifest.list") {
             return Ok(chosen);
         }
         let inner: ImageIndex = files.described(&chosen)?;

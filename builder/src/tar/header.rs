@@ -108,11 +108,7 @@ pub(super) fn text(field: &[u8]) -> &[u8] {
 
 /// An octal or base-256 number; an empty field is 0, nonsense is `None`.
 pub(super) fn number(field: &[u8]) -> Option<i64> {
-    match field.first()? {
-        0x80 | 0xff => base256(field),
-        first if first & 0x80 != 0 => base256(field),
-        _ => octal(field),
-    }
+    if field.first()? & 0x80 != 0 { base256(field) } else { octal(field) }
 }
 
 /// Two's complement of the field's bits without the topmost, which marks it.

@@ -1,7 +1,7 @@
 //! PAX records: `length key=value\n`, values of any bytes.
 
 use super::acl;
-use super::sparse::Segment;
+use super::sparse::{Segment, push};
 use layer::tree::{Timestamp, Xattr};
 use layer::{Error, Result};
 
@@ -38,9 +38,6 @@ impl Sparse {
         self.map_in_data || self.real_size.is_some() || !self.map.is_empty()
     }
 }
-
-/// The most segments of one sparse file.
-pub(super) const MAX_SEGMENTS: usize = 1 << 20;
 
 impl Pax {
     /// Takes over the records of one header; later ones win, an empty value takes a key back.
@@ -112,28 +109,18 @@ impl Pax {
             b"offset" => sparse.offset = Some(number()?),
             b"numbytes" => {
                 let offset = sparse.offset.take().ok_or_else(|| broken("sparse map"))?;
-                sparse.push(Segment { offset, bytes: number()? })?;
+                push(&mut sparse.map, Segment { offset, bytes: number()? })?;
             }
             b"map" => {
                 let numbers: Option<Vec<u64>> =
                     value.split(|&byte| byte == b',').map(decimal).collect();
                 let numbers = numbers.filter(|list| list.len() % 2 == 0);
                 for pair in numbers.ok_or_else(|| broken("sparse map"))?.chunks_exact(2) {
-                    sparse.push(Segment { offset: pair[0], bytes: pair[1] })?;
+                    push(&mut sparse.map, Segment { offset: pair[0], bytes: pair[1] })?;
                 }
             }
             _ => {}
         }
-        Ok(())
-    }
-}
-
-impl Sparse {
-    fn push(&mut self, segment: Segment) -> Result<()> {
-        if self.map.len() >= MAX_SEGMENTS {
-            return Err(Error::invalid("sparse file with more than 1,048,576 segments"));
-        }
-        self.map.push(segment);
         Ok(())
     }
 }

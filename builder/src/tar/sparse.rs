@@ -1,7 +1,7 @@
 //! Maps of sparse files: which bytes of a file an archive holds.
 
 use super::header::number;
-use super::pax::{MAX_SEGMENTS, decimal};
+use super::pax::decimal;
 use crate::content::Piece;
 use layer::{Error, Result};
 
@@ -12,6 +12,22 @@ pub(super) struct Segment {
     pub offset: u64,
     /// How many.
     pub bytes: u64,
+}
+
+/// The most segments of one sparse file.
+const MAX_SEGMENTS: usize = 1 << 20;
+
+/// Adds a segment to a map, within the bound.
+pub(super) fn push(map: &mut Vec<Segment>, segment: Segment) -> Result<()> {
+    if map.len() >= MAX_SEGMENTS {
+        return Err(too_many_segments());
+    }
+    map.push(segment);
+    Ok(())
+}
+
+fn too_many_segments() -> Error {
+    Error::invalid(format!("sparse file with more than {MAX_SEGMENTS} segments"))
 }
 
 /// Bytes of one entry of an old GNU map: offset and length, 12 digits each.
@@ -25,11 +41,8 @@ pub(super) fn old_entries(field: &[u8], map: &mut Vec<Segment>) -> Result<()> {
         }
         let read = |field| number(field).and_then(|value| u64::try_from(value).ok());
         match (read(&entry[..12]), read(&entry[12..])) {
-            (Some(offset), Some(bytes)) => map.push(Segment { offset, bytes }),
+            (Some(offset), Some(bytes)) => push(map, Segment { offset, bytes })?,
             _ => return Err(Error::corrupt("broken map of a sparse file")),
-        }
-        if map.len() > MAX_SEGMENTS {
-            return Err(Error::invalid("sparse file with more than 1,048,576 segments"));
         }
     }
     Ok(())
@@ -51,7 +64,7 @@ pub(super) fn map_in_data(data: &[u8]) -> Result<Option<(Vec<Segment>, usize)>> 
     };
     let Some(count) = next()? else { return Ok(None) };
     if count > MAX_SEGMENTS as u64 {
-        return Err(Error::invalid("sparse file with more than 1,048,576 segments"));
+        return Err(too_many_segments());
     }
     let mut map = Vec::new();
     for _ in 0..count {
