@@ -19,8 +19,9 @@ use crate::fetch::{Engine, FetchLayer, Locator, MakeRoom, Source, StoreCounters}
 use crate::holders::Holders;
 use crate::planes::mounting;
 use crate::planes::{Plane, PlaneKind};
+use crate::profile::{Prefetcher, Recorder};
 use crate::served::ServedLayer;
-use layer::{Context, Error, ErrorKind, LayerId, Result};
+use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -72,6 +73,10 @@ pub struct AttachmentParts {
     pub planes: Vec<Arc<dyn Plane>>,
     /// Which one serves an attach that leaves it open.
     pub default_plane: PlaneChoice,
+    /// Who fetches ahead what profiles name.
+    pub prefetcher: Prefetcher,
+    /// What is recorded.
+    pub recorder: Arc<Recorder>,
     /// Readahead of new mounts.
     pub readahead_bytes: Option<u64>,
 }
@@ -140,7 +145,7 @@ impl Attachments {
         );
         let fetch = FetchLayer::new(cached, source);
         self.parts.engine.add_sibling(&fetch);
-        Ok(ServedLayer::new(fetch, false))
+        Ok(ServedLayer::new(fetch, false, Arc::clone(&self.parts.recorder)))
     }
 
     /// Takes in a layer that a former fsd served.
@@ -149,12 +154,14 @@ impl Attachments {
         *lock(&entry) = Some(live);
     }
 
-    /// Mounts a layer, or counts one more holder of it. Idempotent for a holder.
+    /// Mounts a layer, or counts one more holder of it. Idempotent for a holder. `environment` is what
+    /// the holder wants it for, if it knows.
     pub fn attach(
         &self,
         id: &LayerId,
         holder: &str,
         wanted: Option<PlaneKind>,
+        environment: Option<EnvId>,
     ) -> Result<Attached> {
         let entry = self.entry(id);
         let mut state = lock(&entry);
@@ -169,6 +176,9 @@ impl Attachments {
             holders: BTreeSet::new(),
             pins: 0,
         });
+        if !live.holders.contains(holder) {
+            self.parts.prefetcher.attached(live.served.fetch(), environment);
+        }
         let attached = self.attach_live(live, holder, wanted);
         if attached.is_err() {
             if live.holders.is_empty() {
@@ -237,6 +247,9 @@ impl Attachments {
         self.holders.remove(id, holder)?;
         live.holders.remove(holder);
         let unmounted = live.holders.is_empty();
+        if unmounted {
+            self.parts.prefetcher.forget(id);
+        }
         self.release_if_unused(&mut state)?;
         Ok(unmounted)
     }
@@ -392,6 +405,33 @@ impl Attachments {
         });
     }
 
+    /// Begins to record what is touched of these layers. Answers those whose reads are not all seen,
+    /// because they are mounted already.
+    pub fn record(
+        &self,
+        name: &str,
+        layers: &[LayerId],
+        environment: Option<EnvId>,
+    ) -> Result<Vec<LayerId>> {
+        self.parts.recorder.begin(name, layers, environment)?;
+        let mut warm = Vec::new();
+        self.each(|live| {
+            if live.mounted && layers.contains(&live.served.id()) {
+                warm.push(live.served.id());
+            }
+        });
+        Ok(warm)
+    }
+
+    /// Fetches ahead what profiles name of those of these layers that are attached.
+    pub fn prefetch(&self, layers: &[LayerId], environment: Option<EnvId>) {
+        self.each(|live| {
+            if layers.contains(&live.served.id()) {
+                self.parts.prefetcher.attached(live.served.fetch(), environment);
+            }
+        });
+    }
+
     fn snapshot(&self) -> Vec<(LayerId, Entry)> {
         lock(&self.layers).iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect()
     }
@@ -409,9 +449,7 @@ impl Attachments {
 /// Tells the plane once a layer is complete and durable.
 fn finish_completed(live: &Live) -> Result<()> {
     match &live.plane {
-        Some(plane)
-            if live.served.is_marked() && live.served.fetch().cached().is_durably_complete() =>
-        {
+        Some(plane) if live.served.is_marked() && !live.served.needs_events() => {
             plane.completed(&live.served)?;
             tracing::info!(layer = %live.served.id(), "complete: its mark is dropped");
             Ok(())

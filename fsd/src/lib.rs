@@ -18,6 +18,8 @@ pub mod keeper;
 mod locate;
 mod node;
 mod planes;
+mod profile;
+mod ranges;
 mod reads;
 mod reconcile;
 mod served;

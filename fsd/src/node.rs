@@ -9,7 +9,6 @@
 use crate::attach::{AttachmentParts, Attachments};
 use crate::cache::{NodeCache, create_folder, lock_file};
 use crate::config::{FsdConfig, PlaneChoice};
-use crate::exports::Exports;
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
@@ -18,6 +17,7 @@ use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
 use crate::planes::erofs_fuse::ErofsFuse;
+use crate::profile::Prefetcher;
 use crate::served::Registry;
 use crate::{reconcile, takeover};
 use layer::{Context, LayerId, Result};
@@ -35,8 +35,6 @@ const MAX_NUMBERS: u64 = 65_536;
 pub struct Node {
     /// What is served for whom.
     pub attachments: Arc<Attachments>,
-    /// What is exported to whom.
-    pub exports: Arc<Exports>,
     /// The keepers; absent without fanotify.
     pub keepers: Option<Arc<Keepers>>,
     /// What the event threads did.
@@ -119,6 +117,7 @@ impl Node {
         let mut planes: Vec<Arc<dyn Plane>> = fanotify.iter().map(Arc::clone).collect();
         planes.push(fuse);
         planes.push(Arc::new(Direct::new(Arc::clone(&store))));
+        let prefetcher = Prefetcher::start(engine.clone(), Arc::clone(&store))?;
         let attachments = Attachments::new(AttachmentParts {
             planes,
             default_plane: config.plane,
@@ -128,18 +127,14 @@ impl Node {
             locator,
             store_counters: Arc::new(StoreCounters::default()),
             engine: engine.clone(),
+            prefetcher,
+            recorder: Arc::default(),
             readahead_bytes: config.readahead_bytes,
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
-        let exports = Exports::new(&config.paths()?.exports(), Arc::clone(&attachments))?;
         let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
-        let node = Arc::new(Self {
-            attachments,
-            exports: Arc::new(exports),
-            keepers: keepers_in_use,
-            event_counters,
-            _lock: lock,
-        });
+        let node =
+            Arc::new(Self { attachments, keepers: keepers_in_use, event_counters, _lock: lock });
         match notification {
             Some(notification) => node.begin(config, notification, &registry, &keepers, limit)?,
             None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
@@ -189,12 +184,10 @@ impl Node {
 
     fn start_upkeep(&self, config: &FsdConfig) -> Result<()> {
         let (attachments, interval) = (Arc::clone(&self.attachments), config.sync_interval);
-        let exports = Arc::clone(&self.exports);
         spawn("upkeep", move || {
             loop {
                 std::thread::sleep(interval);
                 attachments.upkeep();
-                exports.upkeep();
             }
         })
     }
@@ -203,7 +196,6 @@ impl Node {
 impl Node {
     /// Unmounts everything and lets the keepers go.
     pub fn drain(&self, force: bool) -> Result<()> {
-        self.exports.close(force)?;
         self.attachments.drain(force)?;
         for plane in &self.attachments.parts().planes {
             plane.close()?;

@@ -5,9 +5,11 @@
 
 use crate::fetch::FetchLayer;
 use crate::journal::FileKey;
+use crate::profile::Recorder;
+use crate::ranges::Ranges;
 use crate::streams::Streams;
 use layer::LayerId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -18,6 +20,7 @@ pub struct ServedLayer {
     fetch: Arc<FetchLayer>,
     marked: AtomicBool,
     asked: Mutex<Asked>,
+    recorder: Arc<Recorder>,
     /// Reads that found everything present.
     pub hits: AtomicU64,
     /// Reads that joined what others had asked for.
@@ -26,11 +29,12 @@ pub struct ServedLayer {
 
 impl ServedLayer {
     /// Nothing was asked yet.
-    pub fn new(fetch: Arc<FetchLayer>, marked: bool) -> Arc<Self> {
+    pub fn new(fetch: Arc<FetchLayer>, marked: bool, recorder: Arc<Recorder>) -> Arc<Self> {
         Arc::new(Self {
             fetch,
             marked: AtomicBool::new(marked),
             asked: Mutex::default(),
+            recorder,
             hits: AtomicU64::new(0),
             waits: AtomicU64::new(0),
         })
@@ -51,6 +55,11 @@ impl ServedLayer {
         self.marked.load(Ordering::Acquire)
     }
 
+    /// Whether the kernel has to ask for reads: some data is not here for good, or somebody records.
+    pub fn needs_events(&self) -> bool {
+        !self.fetch.cached().is_durably_complete() || self.recorder.wants(&self.id())
+    }
+
     /// Notes that the mark was set or dropped.
     pub fn set_marked(&self, marked: bool) {
         self.marked.store(marked, Ordering::Release);
@@ -60,8 +69,9 @@ impl ServedLayer {
     pub fn note_asked(&self, offset: u64, bytes: u64) -> Option<Range<usize>> {
         let table = self.fetch.cached().table();
         let end = offset.saturating_add(bytes).min(table.data_bytes());
+        self.recorder.note(&self.id(), offset, end);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.ranges.add(offset, end);
+        asked.ranges.add(offset..end);
         let ahead = asked.streams.note(offset, end.saturating_sub(offset))?;
         drop(asked);
         let chunks = table.covering(ahead.start, ahead.end - ahead.start);
@@ -70,7 +80,7 @@ impl ServedLayer {
 
     /// Bytes of the union of all ranges that were asked.
     pub fn asked_bytes(&self) -> u64 {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).ranges.bytes
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).ranges.total()
     }
 }
 
@@ -79,39 +89,6 @@ impl ServedLayer {
 struct Asked {
     ranges: Ranges,
     streams: Streams,
-}
-
-/// A union of ranges: as many entries as there are gaps between what was asked.
-#[derive(Debug, Default)]
-struct Ranges {
-    ends: BTreeMap<u64, u64>,
-    bytes: u64,
-}
-
-impl Ranges {
-    fn add(&mut self, mut start: u64, mut end: u64) {
-        if start >= end {
-            return;
-        }
-        let before = self.ends.range(..=start).next_back().map(|(start, end)| (*start, *end));
-        if let Some((before_start, before_end)) = before
-            && before_end >= start
-        {
-            if before_end >= end {
-                return;
-            }
-            start = before_start;
-        }
-        while let Some((next_start, next_end)) =
-            self.ends.range(start..=end).next().map(|(start, end)| (*start, *end))
-        {
-            self.ends.remove(&next_start);
-            self.bytes -= next_end - next_start;
-            end = end.max(next_end);
-        }
-        self.ends.insert(start, end);
-        self.bytes += end - start;
-    }
 }
 
 /// All served layers by the file that their events name.
@@ -141,29 +118,5 @@ impl Registry {
     pub fn marked(&self) -> Vec<Arc<ServedLayer>> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         layers.values().filter(|layer| layer.is_marked()).map(Arc::clone).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_united() {
-        let mut ranges = Ranges::default();
-        for (start, end, bytes) in [
-            (10, 20, 10),
-            (30, 40, 20),
-            (12, 15, 20),
-            (15, 35, 30),
-            (0, 5, 35),
-            (5, 10, 40),
-            (0, 100, 100),
-            (50, 50, 100),
-        ] {
-            ranges.add(start, end);
-            assert_eq!(ranges.bytes, bytes, "{start}..{end}");
-        }
-        assert_eq!(ranges.ends.len(), 1);
     }
 }

@@ -2,14 +2,17 @@
 
 use crate::node::Node;
 use crate::planes::PlaneKind;
+use crate::profile;
 use crate::stats;
+use layer::profile::Profile;
 use layer::{Error, ErrorKind, LayerId, Result};
 use proto::status::to_status;
 use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
 use proto::v1::{
     AttachRequest, AttachResponse, CompleteRequest, CompleteResponse, DetachRequest,
-    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, ExportRequest,
-    ExportResponse, Plane, StatsRequest, StatsResponse, WithdrawRequest, WithdrawResponse,
+    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, Plane,
+    PrefetchRequest, PrefetchResponse, RecordRequest, RecordResponse, StatsRequest, StatsResponse,
+    StopRecordRequest, StopRecordResponse,
 };
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -54,6 +57,10 @@ fn layer_of(bytes: &[u8]) -> Result<LayerId, Status> {
     LayerId::from_slice(bytes).map_err(to_status)
 }
 
+fn layers_of(ids: &[Vec<u8>]) -> Result<Vec<LayerId>, Status> {
+    ids.iter().map(|id| layer_of(id)).collect()
+}
+
 fn plane_of(number: i32) -> Result<Option<PlaneKind>, Status> {
     match Plane::try_from(number) {
         Ok(Plane::Auto) => Ok(None),
@@ -71,10 +78,11 @@ impl LayerFs for Service {
         &self,
         request: Request<AttachRequest>,
     ) -> Result<Response<AttachResponse>, Status> {
-        let AttachRequest { layer_id, holder, plane } = request.into_inner();
+        let AttachRequest { layer_id, holder, plane, env_id } = request.into_inner();
+        let environment = profile::environment_of(&env_id).map_err(to_status)?;
         let (layer, plane) = (layer_of(&layer_id)?, plane_of(plane)?);
         self.blocking(move |node| {
-            let attached = node.attachments.attach(&layer, &holder, plane)?;
+            let attached = node.attachments.attach(&layer, &holder, plane, environment)?;
             Ok(AttachResponse {
                 mount_path: attached.mount_path.to_string_lossy().into_owned(),
                 plane: attached.plane.to_proto().into(),
@@ -97,37 +105,6 @@ impl LayerFs for Service {
         .await
     }
 
-    async fn export(
-        &self,
-        request: Request<ExportRequest>,
-    ) -> Result<Response<ExportResponse>, Status> {
-        let ExportRequest { layer_id, holder } = request.into_inner();
-        let layer = layer_of(&layer_id)?;
-        self.blocking(move |node| {
-            let exported = node.exports.export(&layer, &holder)?;
-            Ok(ExportResponse {
-                metadata_path: exported.metadata.to_string_lossy().into_owned(),
-                data_path: exported.data.to_string_lossy().into_owned(),
-                metadata_bytes: exported.metadata_bytes,
-                data_bytes: exported.data_bytes,
-            })
-        })
-        .await
-    }
-
-    async fn withdraw(
-        &self,
-        request: Request<WithdrawRequest>,
-    ) -> Result<Response<WithdrawResponse>, Status> {
-        let WithdrawRequest { layer_id, holder } = request.into_inner();
-        let layer = layer_of(&layer_id)?;
-        self.blocking(move |node| {
-            let gone = node.exports.withdraw(&layer, &holder)?;
-            Ok(WithdrawResponse { gone })
-        })
-        .await
-    }
-
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
         self.blocking(stats::collect).await
     }
@@ -140,6 +117,54 @@ impl LayerFs for Service {
         self.blocking(move |node| {
             let fetched_bytes = node.attachments.complete(&layer)?;
             Ok(CompleteResponse { fetched_bytes })
+        })
+        .await
+    }
+
+    async fn record(
+        &self,
+        request: Request<RecordRequest>,
+    ) -> Result<Response<RecordResponse>, Status> {
+        let RecordRequest { name, layer_ids, env_id } = request.into_inner();
+        let layers = layers_of(&layer_ids)?;
+        let environment = profile::environment_of(&env_id).map_err(to_status)?;
+        self.blocking(move |node| {
+            let warm = node.attachments.record(&name, &layers, environment)?;
+            let warm_layer_ids = warm.iter().map(|id| id.as_bytes().to_vec()).collect();
+            Ok(RecordResponse { warm_layer_ids })
+        })
+        .await
+    }
+
+    async fn stop_record(
+        &self,
+        request: Request<StopRecordRequest>,
+    ) -> Result<Response<StopRecordResponse>, Status> {
+        let StopRecordRequest { name, discard } = request.into_inner();
+        self.blocking(move |node| {
+            let parts = node.attachments.parts();
+            let recorded = parts.recorder.end(&name)?;
+            if !discard {
+                profile::keep(&parts.store, &recorded)?;
+            }
+            Ok(StopRecordResponse {
+                truncated: recorded.truncated,
+                profile: Profile::new(vec![recorded.run]).encode(),
+            })
+        })
+        .await
+    }
+
+    async fn prefetch(
+        &self,
+        request: Request<PrefetchRequest>,
+    ) -> Result<Response<PrefetchResponse>, Status> {
+        let PrefetchRequest { env_id, layer_ids } = request.into_inner();
+        let layers = layers_of(&layer_ids)?;
+        let environment = profile::environment_of(&env_id).map_err(to_status)?;
+        self.blocking(move |node| {
+            node.attachments.prefetch(&layers, environment);
+            Ok(PrefetchResponse {})
         })
         .await
     }

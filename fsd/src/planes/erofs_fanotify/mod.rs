@@ -67,7 +67,7 @@ impl Plane for ErofsFanotify {
 
     fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()> {
         let cached = layer.fetch().cached();
-        let fresh = !layer.is_marked() && !cached.is_durably_complete();
+        let fresh = !layer.is_marked() && layer.needs_events();
         if fresh && let Err(error) = self.arm(layer) {
             self.release(layer)?;
             return Err(error);

@@ -68,7 +68,7 @@ impl Plane for ErofsFuse {
 
     fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()> {
         let cached = layer.fetch().cached();
-        if cached.is_durably_complete() && !self.files.contains(layer) {
+        if !layer.needs_events() && !self.files.contains(layer) {
             return mounting::mount_erofs(&cached.metadata_path(), &cached.data_path(), at);
         }
         self.start()?;
