@@ -9,6 +9,7 @@
 use crate::attach::{AttachmentParts, Attachments};
 use crate::cache::{NodeCache, create_folder, lock_file};
 use crate::config::{FsdConfig, PlaneChoice};
+use crate::exports::Exports;
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
@@ -35,6 +36,8 @@ const MAX_NUMBERS: u64 = 65_536;
 pub struct Node {
     /// What is served for whom.
     pub attachments: Arc<Attachments>,
+    /// What is exported to whom.
+    pub exports: Arc<Exports>,
     /// The keepers; absent without fanotify.
     pub keepers: Option<Arc<Keepers>>,
     /// What the event threads did.
@@ -132,9 +135,15 @@ impl Node {
             readahead_bytes: config.readahead_bytes,
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
+        let exports = Exports::new(&config.paths()?.exports(), Arc::clone(&attachments))?;
         let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
-        let node =
-            Arc::new(Self { attachments, keepers: keepers_in_use, event_counters, _lock: lock });
+        let node = Arc::new(Self {
+            attachments,
+            exports: Arc::new(exports),
+            keepers: keepers_in_use,
+            event_counters,
+            _lock: lock,
+        });
         match notification {
             Some(notification) => node.begin(config, notification, &registry, &keepers, limit)?,
             None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
@@ -184,10 +193,12 @@ impl Node {
 
     fn start_upkeep(&self, config: &FsdConfig) -> Result<()> {
         let (attachments, interval) = (Arc::clone(&self.attachments), config.sync_interval);
+        let exports = Arc::clone(&self.exports);
         spawn("upkeep", move || {
             loop {
                 std::thread::sleep(interval);
                 attachments.upkeep();
+                exports.upkeep();
             }
         })
     }
@@ -196,6 +207,7 @@ impl Node {
 impl Node {
     /// Unmounts everything and lets the keepers go.
     pub fn drain(&self, force: bool) -> Result<()> {
+        self.exports.close(force)?;
         self.attachments.drain(force)?;
         for plane in &self.attachments.parts().planes {
             plane.close()?;

@@ -10,9 +10,10 @@ use proto::status::to_status;
 use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
 use proto::v1::{
     AttachRequest, AttachResponse, CompleteRequest, CompleteResponse, DetachRequest,
-    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, Plane,
-    PrefetchRequest, PrefetchResponse, RecordRequest, RecordResponse, StatsRequest, StatsResponse,
-    StopRecordRequest, StopRecordResponse,
+    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, ExportRequest,
+    ExportResponse, Plane, PrefetchRequest, PrefetchResponse, RecordRequest, RecordResponse,
+    StatsRequest, StatsResponse, StopRecordRequest, StopRecordResponse, WithdrawRequest,
+    WithdrawResponse,
 };
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -101,6 +102,37 @@ impl LayerFs for Service {
         self.blocking(move |node| {
             let unmounted = node.attachments.detach(&layer, &holder)?;
             Ok(DetachResponse { unmounted })
+        })
+        .await
+    }
+
+    async fn export(
+        &self,
+        request: Request<ExportRequest>,
+    ) -> Result<Response<ExportResponse>, Status> {
+        let ExportRequest { layer_id, holder } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            let exported = node.exports.export(&layer, &holder)?;
+            Ok(ExportResponse {
+                metadata_path: exported.metadata.to_string_lossy().into_owned(),
+                data_path: exported.data.to_string_lossy().into_owned(),
+                metadata_bytes: exported.metadata_bytes,
+                data_bytes: exported.data_bytes,
+            })
+        })
+        .await
+    }
+
+    async fn withdraw(
+        &self,
+        request: Request<WithdrawRequest>,
+    ) -> Result<Response<WithdrawResponse>, Status> {
+        let WithdrawRequest { layer_id, holder } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            let gone = node.exports.withdraw(&layer, &holder)?;
+            Ok(WithdrawResponse { gone })
         })
         .await
     }
