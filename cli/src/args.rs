@@ -233,6 +233,8 @@ pub enum Plane {
     ErofsFanotify,
     /// EROFS over a file that fsd serves through FUSE.
     ErofsFuse,
+    /// The tree itself, served through FUSE.
+    Fuse,
     /// EROFS on demand through the kernel's cachefiles.
     ErofsFscache,
     /// EROFS on the plain data space on a mounted store; see `materialise`.

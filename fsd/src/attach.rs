@@ -120,6 +120,7 @@ impl Attachments {
             PlaneChoice::Auto => None,
             PlaneChoice::ErofsFanotify => Some(PlaneKind::ErofsFanotify),
             PlaneChoice::ErofsFuse => Some(PlaneKind::ErofsFuse),
+            PlaneChoice::Fuse => Some(PlaneKind::Fuse),
             PlaneChoice::ErofsFscache => Some(PlaneKind::ErofsFscache),
             PlaneChoice::Direct => Some(PlaneKind::Direct),
         });

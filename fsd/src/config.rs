@@ -46,6 +46,8 @@ pub enum PlaneChoice {
     ErofsFanotify,
     /// `erofs-fuse` or an error.
     ErofsFuse,
+    /// `fuse` or an error.
+    Fuse,
     /// `erofs-fscache` or an error.
     ErofsFscache,
     /// `direct` or an error: only layers whose plain data space is on the store.

@@ -18,6 +18,7 @@ use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
 use crate::planes::erofs_fuse::ErofsFuse;
+use crate::planes::fuse::Fuse;
 use crate::profile::Prefetcher;
 use crate::served::Registry;
 use crate::{reconcile, takeover};
@@ -119,6 +120,7 @@ impl Node {
         let fuse: Arc<dyn Plane> = Arc::new(ErofsFuse::new(&paths.fuse(), engine.clone())?);
         let mut planes: Vec<Arc<dyn Plane>> = fanotify.iter().map(Arc::clone).collect();
         planes.push(fuse);
+        planes.push(Arc::new(Fuse::new(engine.clone())));
         planes.push(Arc::new(Direct::new(Arc::clone(&store))));
         let prefetcher = Prefetcher::start(engine.clone(), Arc::clone(&store))?;
         let attachments = Attachments::new(AttachmentParts {

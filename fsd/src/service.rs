@@ -67,6 +67,7 @@ fn plane_of(number: i32) -> Result<Option<PlaneKind>, Status> {
         Ok(Plane::Auto) => Ok(None),
         Ok(Plane::ErofsFanotify) => Ok(Some(PlaneKind::ErofsFanotify)),
         Ok(Plane::ErofsFuse) => Ok(Some(PlaneKind::ErofsFuse)),
+        Ok(Plane::Fuse) => Ok(Some(PlaneKind::Fuse)),
         Ok(Plane::ErofsFscache) => Ok(Some(PlaneKind::ErofsFscache)),
         Ok(Plane::Direct) => Ok(Some(PlaneKind::Direct)),
         Err(_) => Err(to_status(Error::invalid(format!("plane number {number}")))),

@@ -12,12 +12,14 @@
 //! until it is unmounted. Close the [`MountFd`] before unmounting, or the kernel answers EBUSY.
 
 mod filesystem;
+mod fuse;
 mod idmap;
 mod table;
 
 pub use filesystem::{
     DevPts, Erofs, Mqueue, Overlay, OverlayLower, OverlayUpper, Proc, ProcVisibility, Sysfs, Tmpfs,
 };
+pub use fuse::Fuse;
 pub use idmap::{IdMap, IdRange};
 pub use table::{MountEntry, parse_mounts, read_mounts, read_mounts_of};
 

@@ -6,7 +6,10 @@
 pub mod direct;
 pub mod erofs_fanotify;
 pub mod erofs_fuse;
+pub mod fuse;
+pub mod gather;
 pub mod mounting;
+pub mod tree;
 
 use crate::served::ServedLayer;
 use layer::Result;
@@ -20,6 +23,8 @@ pub enum PlaneKind {
     ErofsFanotify,
     /// EROFS on a FUSE file that fsd answers.
     ErofsFuse,
+    /// The tree itself, answered over FUSE.
+    Fuse,
     /// EROFS on demand through the kernel's cachefiles.
     ErofsFscache,
     /// EROFS on the plain data space that lies on a mounted store.
@@ -32,6 +37,7 @@ impl PlaneKind {
         match self {
             Self::ErofsFanotify => proto::v1::Plane::ErofsFanotify,
             Self::ErofsFuse => proto::v1::Plane::ErofsFuse,
+            Self::Fuse => proto::v1::Plane::Fuse,
             Self::ErofsFscache => proto::v1::Plane::ErofsFscache,
             Self::Direct => proto::v1::Plane::Direct,
         }

@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// A file system that is being configured (`fsopen`).
-struct Context {
+pub(super) struct Context {
     fd: OwnedFd,
     kind: &'static str,
 }
 
 impl Context {
-    fn open(kind: &'static str) -> io::Result<Self> {
+    pub(super) fn open(kind: &'static str) -> io::Result<Self> {
         rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)
             .map(|fd| Self { fd, kind })
             .map_err(|error| Explained::wrap(&error.into(), format!("open file system {kind}")))
@@ -39,11 +39,11 @@ impl Context {
         Explained::wrap(&error.into(), text)
     }
 
-    fn flag(&self, key: &str) -> io::Result<()> {
+    pub(super) fn flag(&self, key: &str) -> io::Result<()> {
         rustix::mount::fsconfig_set_flag(&self.fd, key).map_err(|e| self.explain(e, key))
     }
 
-    fn string(&self, key: &str, value: &str) -> io::Result<()> {
+    pub(super) fn string(&self, key: &str, value: &str) -> io::Result<()> {
         rustix::mount::fsconfig_set_string(&self.fd, key, value)
             .map_err(|e| self.explain(e, &format!("{key}={value}")))
     }
@@ -66,7 +66,7 @@ impl Context {
         }
     }
 
-    fn mount(&self, attributes: Attributes) -> io::Result<MountFd> {
+    pub(super) fn mount(&self, attributes: Attributes) -> io::Result<MountFd> {
         rustix::mount::fsconfig_create(&self.fd).map_err(|e| self.explain(e, "create"))?;
         let bits = u32::try_from(attributes.bits()).unwrap_or(0);
         rustix::mount::fsmount(

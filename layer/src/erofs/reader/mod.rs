@@ -24,6 +24,24 @@ pub struct Reader<'a> {
     data_address: u32,
 }
 
+/// What the superblock of an image says: with the image, a [`Reader`] again at no cost. For those who
+/// own the bytes and cannot keep a reader that borrows them.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    superblock: Superblock,
+    data_blocks: u32,
+    data_address: u32,
+}
+
+impl Shape {
+    /// A reader of the image that this is the shape of. Of another image it reads nonsense or fails, as
+    /// of any foreign bytes.
+    pub fn reader(self, image: &[u8]) -> Reader<'_> {
+        let Self { superblock, data_blocks, data_address } = self;
+        Reader { image, superblock, data_blocks, data_address }
+    }
+}
+
 /// What `stat` and the content need of one inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InodeRecord {
@@ -54,6 +72,12 @@ impl<'a> Reader<'a> {
     /// Fails with `Corrupt`, or with `Unsupported` for features that layers do not use.
     pub fn parse(image: &'a [u8]) -> Result<Self> {
         superblock::parse(image)
+    }
+
+    /// What the superblock says, without the image.
+    pub fn shape(&self) -> Shape {
+        let Self { superblock, data_blocks, data_address, .. } = *self;
+        Shape { superblock, data_blocks, data_address }
     }
 
     /// The number of the root directory.
