@@ -37,6 +37,21 @@ impl LayerFs for Numbered {
     ) -> Result<Response<CompleteResponse>, Status> {
         refuse()
     }
+    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<RecordResponse>, Status> {
+        refuse()
+    }
+    async fn stop_record(
+        &self,
+        _: Request<StopRecordRequest>,
+    ) -> Result<Response<StopRecordResponse>, Status> {
+        refuse()
+    }
+    async fn prefetch(
+        &self,
+        _: Request<PrefetchRequest>,
+    ) -> Result<Response<PrefetchResponse>, Status> {
+        refuse()
+    }
     async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
         refuse()
     }

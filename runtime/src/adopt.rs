@@ -67,7 +67,7 @@ async fn take_over(
     sandbox.set_instance(Some(Arc::clone(&instance)));
     // What was counted before is no news.
     let _known = sandbox.has_new_oom_kill();
-    if let Err(error) = node.layers.attach(&layers).await {
+    if let Err(error) = node.layers.attach(&layers, None).await {
         // Its mounts live on in its own namespace; only the count is missing.
         tracing::warn!(id = sandbox.id(), error = %error.chain(), "attach the layers again");
         layers.clear();

@@ -4,10 +4,10 @@
 //! Locking: the table's mutex is held for look-ups; a layer's own asynchronous mutex orders its attach
 //! and its detach. CRASH: fsd keeps what the holder held; [`Layers::reconcile`] gives back the rest.
 
-use layer::{Error, LayerId, Result};
+use layer::{EnvId, Error, LayerId, Result};
 use proto::status::from_status;
 use proto::v1::layer_fs_client::LayerFsClient;
-use proto::v1::{AttachRequest, DetachRequest, Plane, StatsRequest};
+use proto::v1::{AttachRequest, DetachRequest, Plane, PrefetchRequest, StatsRequest};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,25 +22,43 @@ struct Entry {
     idle_since: Instant,
 }
 
+/// Environments that are remembered as told about; then all are forgotten.
+const MAX_TOLD: usize = 4096;
+
 /// The attached layers.
 #[derive(Debug)]
 pub struct Layers {
     client: LayerFsClient<Channel>,
     holder: String,
     entries: Mutex<HashMap<LayerId, Entry>>,
+    /// Environments whose profile fsd has been told about since the last detach.
+    told: Mutex<HashSet<EnvId>>,
 }
 
 impl Layers {
     /// `holder` is what fsd knows this runtime by, the same after a restart.
     pub fn new(channel: Channel, holder: String) -> Self {
-        Self { client: LayerFsClient::new(channel), holder, entries: Mutex::default() }
+        Self {
+            client: LayerFsClient::new(channel),
+            holder,
+            entries: Mutex::default(),
+            told: Mutex::default(),
+        }
     }
 
-    /// Attaches a stack, bottom first, for one user; answers the mount points in the same order.
-    pub async fn attach(&self, layers: &[LayerId]) -> Result<Vec<PathBuf>> {
+    /// Attaches a stack, bottom first, for one user; answers the mount points in the same order. The
+    /// environment, where there is one, tells fsd what will be read.
+    pub async fn attach(
+        &self,
+        layers: &[LayerId],
+        environment: Option<&EnvId>,
+    ) -> Result<Vec<PathBuf>> {
+        if let Some(environment) = environment {
+            self.tell(layers, environment);
+        }
         let mut places = Vec::with_capacity(layers.len());
         for (index, layer) in layers.iter().enumerate() {
-            match self.attach_one(layer).await {
+            match self.attach_one(layer, environment).await {
                 Ok(place) => places.push(place),
                 Err(error) => {
                     self.release(&layers[..=index]);
@@ -51,7 +69,30 @@ impl Layers {
         Ok(places)
     }
 
-    async fn attach_one(&self, layer: &LayerId) -> Result<PathBuf> {
+    /// Has fsd fetch ahead what this environment touches of layers that are attached already, once. It is
+    /// advice, so nobody waits for it.
+    fn tell(&self, layers: &[LayerId], environment: &EnvId) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() == MAX_TOLD {
+            told.clear();
+        }
+        if !told.insert(*environment) {
+            return;
+        }
+        drop(told);
+        let request = PrefetchRequest {
+            env_id: environment.as_bytes().to_vec(),
+            layer_ids: layers.iter().map(|layer| layer.as_bytes().to_vec()).collect(),
+        };
+        let mut client = self.client.clone();
+        tokio::spawn(async move {
+            if let Err(status) = client.prefetch(request).await {
+                tracing::debug!(%status, "nothing is fetched ahead");
+            }
+        });
+    }
+
+    async fn attach_one(&self, layer: &LayerId, environment: Option<&EnvId>) -> Result<PathBuf> {
         let place = {
             let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
             let entry = entries.entry(*layer).or_insert_with(|| Entry {
@@ -70,7 +111,7 @@ impl Layers {
             layer_id: layer.as_bytes().to_vec(),
             holder: self.holder.clone(),
             plane: Plane::Auto.into(),
-            ..AttachRequest::default()
+            env_id: environment.map(|id| id.as_bytes().to_vec()).unwrap_or_default(),
         };
         let answer = self.client.clone().attach(request).await.map_err(|status| {
             from_status(status).context(format!("attach layer {}", layer.short()))
@@ -121,6 +162,7 @@ impl Layers {
     }
 
     async fn detach(&self, layer: &LayerId) -> Result<()> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let request =
             DetachRequest { layer_id: layer.as_bytes().to_vec(), holder: self.holder.clone() };
         self.client.clone().detach(request).await.map(drop).map_err(from_status)

@@ -214,7 +214,7 @@ impl Node {
         let _permit = self.launches.acquire().await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the node is closing").with_source(error)
         })?;
-        let launched = self.launch(&sandbox, &spec, &resolved.layers).await;
+        let launched = self.launch(&sandbox, &spec, &resolved).await;
         if let Err(error) = launched {
             let reason = error.chain();
             sandbox.log.close();
@@ -232,15 +232,16 @@ impl Node {
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         spec: &SandboxSpec,
-        layers: &[LayerId],
+        resolved: &Resolved,
     ) -> Result<()> {
+        let layers = &resolved.layers[..];
         let defaults = PlannedLimits {
             memory_bytes: self.config.default_memory_bytes,
             pids: self.config.default_pids,
             cpu_millis: None,
         };
         let plan = plan::launch(spec, &defaults, sandbox.id());
-        let mounts = self.layers.attach(layers).await?;
+        let mounts = self.layers.attach(layers, resolved.env_id.as_ref()).await?;
         let instance = self.container.launch(&plan, &mounts).await;
         let instance: Arc<dyn Instance> =
             instance.inspect_err(|_| self.layers.release(layers))?.into();

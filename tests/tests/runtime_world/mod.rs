@@ -188,6 +188,21 @@ impl LayerFs for FolderLayers {
     ) -> Result<Response<CompleteResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
+    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<RecordResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+    async fn stop_record(
+        &self,
+        _: Request<StopRecordRequest>,
+    ) -> Result<Response<StopRecordResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+    async fn prefetch(
+        &self,
+        _: Request<PrefetchRequest>,
+    ) -> Result<Response<PrefetchResponse>, Status> {
+        Ok(Response::new(PrefetchResponse {}))
+    }
     async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
