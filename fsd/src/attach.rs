@@ -13,9 +13,12 @@
 // CRASH: a mount without a holder file is unmounted by the next start, a holder file without a mount is
 // removed; a client that got no answer repeats its call.
 
+mod check;
+mod room;
+
 use crate::cache::NodeCache;
 use crate::config::{Paths, PlaneChoice};
-use crate::fetch::{Engine, FetchLayer, Locator, MakeRoom, Source, StoreCounters};
+use crate::fetch::{Engine, FetchLayer, Locator, Source, StoreCounters};
 use crate::holders::Holders;
 use crate::planes::mounting;
 use crate::planes::{Plane, PlaneKind};
@@ -25,7 +28,9 @@ use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use store::Store;
 
 /// A layer that is served.
@@ -86,6 +91,9 @@ pub struct Attachments {
     parts: AttachmentParts,
     holders: Holders,
     layers: Mutex<BTreeMap<LayerId, Entry>>,
+    evicting: Mutex<()>,
+    barren_until: Mutex<Option<Instant>>,
+    evicted_bytes: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +105,14 @@ impl Attachments {
     pub fn new(parts: AttachmentParts) -> Result<Arc<Self>> {
         crate::cache::create_folder(&parts.paths.mounts())?;
         let holders = Holders::open(&parts.paths.holders())?;
-        Ok(Arc::new(Self { parts, holders, layers: Mutex::default() }))
+        Ok(Arc::new(Self {
+            parts,
+            holders,
+            layers: Mutex::default(),
+            evicting: Mutex::default(),
+            barren_until: Mutex::default(),
+            evicted_bytes: AtomicU64::new(0),
+        }))
     }
 
     /// What the attachments are made of.
@@ -343,17 +358,6 @@ impl Attachments {
         fetched
     }
 
-    /// Drops a layer that nobody uses from the cache. Answers the bytes freed.
-    pub fn evict(&self, id: &LayerId) -> Result<u64> {
-        let entry = self.entry(id);
-        let mut state = lock(&entry);
-        self.release_if_unused(&mut state)?;
-        if state.is_some() {
-            return Err(Error::new(ErrorKind::Busy, format!("layer {id} is in use")));
-        }
-        self.parts.cache.remove(id)
-    }
-
     /// Unmounts everything. `Busy` while somebody holds a layer, unless forced.
     pub fn drain(&self, force: bool) -> Result<()> {
         let entries: Vec<_> =
@@ -456,33 +460,5 @@ fn finish_completed(live: &Live) -> Result<()> {
             Ok(())
         }
         _ => Ok(()),
-    }
-}
-
-impl MakeRoom for Attachments {
-    fn make_room(&self) -> bool {
-        let layers = match self.parts.cache.layers() {
-            Ok(layers) => layers,
-            Err(error) => {
-                tracing::error!(error = %error.chain(), "look for layers to evict");
-                return false;
-            }
-        };
-        for id in layers {
-            let entry = self.entry(&id);
-            // A layer that is being attached right now is not one to evict.
-            let Ok(state) = entry.try_lock() else { continue };
-            if state.is_some() {
-                continue;
-            }
-            match self.parts.cache.remove(&id) {
-                Ok(freed) => {
-                    tracing::info!(layer = %id, freed, "evicted to make room");
-                    return true;
-                }
-                Err(error) => tracing::error!(layer = %id, error = %error.chain(), "evict"),
-            }
-        }
-        false
     }
 }

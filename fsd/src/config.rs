@@ -140,6 +140,11 @@ impl Paths {
         self.run.join("exports")
     }
 
+    /// Where the kernel's cachefiles keep their files.
+    pub fn fscache(&self) -> PathBuf {
+        self.cache.join("fscache")
+    }
+
     /// Mount point of the FUSE file system that carries data files.
     pub fn fuse(&self) -> PathBuf {
         self.run.join("fuse")

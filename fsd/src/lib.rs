@@ -13,6 +13,7 @@ mod config;
 mod exports;
 mod fetch;
 mod holders;
+mod incidents;
 mod journal;
 pub mod keeper;
 mod locate;
@@ -28,7 +29,7 @@ mod stats;
 mod streams;
 mod takeover;
 
-pub use config::{FsdConfig, KEEPERS, Paths, PlaneChoice};
+pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths, PlaneChoice};
 pub use journal::count_unanswered;
 pub(crate) use node::raise_descriptor_limit;
 

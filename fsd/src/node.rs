@@ -17,6 +17,7 @@ use crate::planes::Plane;
 use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
+use crate::planes::erofs_fscache::ErofsFscache;
 use crate::planes::erofs_fuse::ErofsFuse;
 use crate::planes::fuse::Fuse;
 use crate::profile::Prefetcher;
@@ -121,6 +122,8 @@ impl Node {
         let mut planes: Vec<Arc<dyn Plane>> = fanotify.iter().map(Arc::clone).collect();
         planes.push(fuse);
         planes.push(Arc::new(Fuse::new(engine.clone())));
+        let (fscache, counters) = (paths.fscache(), Arc::clone(&event_counters));
+        planes.push(Arc::new(ErofsFscache::new(&fscache, engine.clone(), counters)));
         planes.push(Arc::new(Direct::new(Arc::clone(&store))));
         let prefetcher = Prefetcher::start(engine.clone(), Arc::clone(&store))?;
         let attachments = Attachments::new(AttachmentParts {

@@ -28,7 +28,7 @@ pub fn read(
     let chunks = cached.table().covering(offset, bytes);
     if cached.has_all(chunks.clone()) {
         layer.hits.fetch_add(1, Ordering::Relaxed);
-        return answer(read_cached(layer, offset, bytes));
+        return answer(read_present(engine, layer, offset, bytes));
     }
     if !engine.has_room(bytes) {
         return answer(read_uncached(engine, layer, offset, bytes));
@@ -36,7 +36,7 @@ pub fn read(
     let (owner_engine, owner) = (engine.clone(), Arc::clone(layer));
     let done = Box::new(move |fetched: Result<(), Failure>| {
         answer(match fetched {
-            Ok(()) => read_cached(&owner, offset, bytes),
+            Ok(()) => read_present(&owner_engine, &owner, offset, bytes),
             Err(failure) if failure.kind() == ErrorKind::NoSpace => {
                 read_uncached(&owner_engine, &owner, offset, bytes)
             }
@@ -48,6 +48,22 @@ pub fn read(
     }
 }
 
+/// As [`read_cached`]; what was evicted after the caller looked comes from the store once more.
+fn read_present(
+    engine: &Engine,
+    layer: &Arc<ServedLayer>,
+    offset: u64,
+    bytes: u64,
+) -> Result<Vec<u8>> {
+    match read_cached(layer, offset, bytes) {
+        Err(error) if error.kind() == ErrorKind::Busy => {
+            read_uncached(engine, layer, offset, bytes)
+        }
+        other => other,
+    }
+}
+
+/// `Busy` when something of it is not present any more.
 fn read_cached(layer: &ServedLayer, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     let mut content = vec![0; bytes as usize];
     layer.fetch().cached().read(offset, &mut content)?;
@@ -67,13 +83,15 @@ fn read_uncached(
     for chunk in cached.table().covering(offset, bytes) {
         let range = cached.table().chunks()[chunk].byte_range();
         let (from, to) = (range.start.max(offset), range.end.min(end));
-        if cached.has(chunk) {
-            content.extend(read_cached(layer, from, to - from)?);
-        } else {
-            let plain = engine.read_uncached(layer.fetch(), chunk)?;
-            content.extend_from_slice(
-                &plain[(from - range.start) as usize..(to - range.start) as usize],
-            );
+        match read_cached(layer, from, to - from) {
+            Ok(part) => content.extend(part),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let plain = engine.read_uncached(layer.fetch(), chunk)?;
+                content.extend_from_slice(
+                    &plain[(from - range.start) as usize..(to - range.start) as usize],
+                );
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(content)

@@ -225,7 +225,8 @@ fn decompress(layout: &Layout, stored: &[u8], metadata_bytes: u64) -> Result<Vec
         Codec::Zstd => stored.len().checked_sub(DIGEST_BYTES).map(|at| stored.split_at(at)),
     };
     let frame = frame.filter(|(frame, digest)| blake3::hash(frame).as_bytes() == *digest);
-    let (frame, _) = frame.ok_or_else(|| Error::corrupt("layer file: wrong digest of the image"))?;
+    let (frame, _) =
+        frame.ok_or_else(|| Error::corrupt("layer file: wrong digest of the image"))?;
     let mut plain = Vec::new();
     layout
         .open_metadata(frame)?

@@ -138,6 +138,11 @@ impl Presence {
     /// The newest whole state in a file. A file that is torn, foreign, of another layer or of another
     /// length gives the empty set.
     pub fn decode(layer: LayerId, chunks: u32, file: &[u8]) -> Self {
+        Self::newest(layer, chunks, file).unwrap_or_else(|| Self::new(layer, chunks))
+    }
+
+    /// The newest whole state in a file, if it has one.
+    pub fn newest(layer: LayerId, chunks: u32, file: &[u8]) -> Option<Self> {
         let slot_bytes = Self::slot_bytes(chunks);
         let used = Self::used_bytes(chunks);
         let slot = |index: usize| {
@@ -145,11 +150,7 @@ impl Presence {
             let state = Self::decode_slot(layer, chunks, file.get(start..start + used)?)?;
             (state.generation % 2 == index as u64).then_some(state)
         };
-        [slot(0), slot(1)]
-            .into_iter()
-            .flatten()
-            .max_by_key(|state| state.generation)
-            .unwrap_or_else(|| Self::new(layer, chunks))
+        [slot(0), slot(1)].into_iter().flatten().max_by_key(|state| state.generation)
     }
 
     fn decode_slot(layer: LayerId, chunks: u32, slot: &[u8]) -> Option<Self> {

@@ -6,6 +6,7 @@
 //!
 //! Descriptors that this crate opens are closed on exec. Paths are taken as bytes, not as text.
 
+pub mod cachefiles;
 pub mod capability;
 pub mod cgroup;
 pub mod fanotify;

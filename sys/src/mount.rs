@@ -17,7 +17,8 @@ mod idmap;
 mod table;
 
 pub use filesystem::{
-    DevPts, Erofs, Mqueue, Overlay, OverlayLower, OverlayUpper, Proc, ProcVisibility, Sysfs, Tmpfs,
+    DevPts, Erofs, ErofsOnDemand, Mqueue, Overlay, OverlayLower, OverlayUpper, Proc,
+    ProcVisibility, Sysfs, Tmpfs,
 };
 pub use fuse::Fuse;
 pub use idmap::{IdMap, IdRange};

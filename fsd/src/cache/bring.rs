@@ -84,9 +84,7 @@ pub(super) fn bring_into(id: &LayerId, store: &Store, folder: &Path) -> Result<(
     }
     // INVARIANT: the final size before anything is mounted; the kernel fills short reads with zeros.
     let data = folder.join(DATA);
-    create_file(&data)?
-        .set_len(table.data_bytes())
-        .context(|| format!("size {}", data.display()))
+    create_file(&data)?.set_len(table.data_bytes()).context(|| format!("size {}", data.display()))
 }
 
 /// The store's own error where it has one, else what the decompression found.

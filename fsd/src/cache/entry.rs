@@ -3,30 +3,45 @@
 //! Order of a fill: the caller has verified the bytes, [`CachedLayer::fill`] writes them and then sets
 //! the bit in memory, and only then is a reader let go. [`CachedLayer::make_durable`] follows later.
 //!
-//! Locking: the bits are atomics; the durable state has its own mutex, held while a flush runs.
+//! Locking: the bits are atomics; the durable state has its own mutex, held while a flush runs. Whoever
+//! reads bytes because their bit is set, or writes bytes to set it, holds `access` shared meanwhile;
+//! an eviction takes it alone. Order: durable state, then access.
 //! Writes go through the quiet descriptor, which was opened before the file was marked and so raises
 //! no events: any other would wait for itself.
 // CRASH: between a fill and the durable bit the chunk is simply fetched again. The data is flushed
 // before the bit is written, so a durable bit never precedes its bytes.
 
 use super::bits::Bits;
+use super::evict::runs;
 use super::files::LayerFiles;
+use super::usage::Usage;
 use crate::journal::FileKey;
-use layer::chunk::ChunkTable;
+use layer::chunk::{Chunk, ChunkTable};
 use layer::presence::Presence;
-use layer::{Context, LayerId, Result};
+use layer::{ChunkDigest, Context, Error, ErrorKind, LayerId, Result};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 /// What is on disk: the bits that survive a power cut.
 #[derive(Debug)]
-struct Durable {
-    presence: Presence,
+pub(super) struct Durable {
+    pub(super) presence: Presence,
     /// Whether there is a presence file.
     recorded: bool,
+}
+
+/// What became of a layer's chunks since it was opened.
+#[derive(Debug, Default)]
+pub struct CacheCounters {
+    /// Plain bytes filled, from wherever.
+    pub filled_bytes: AtomicU64,
+    /// Of them, copied or shared from another layer on this node.
+    pub copied_bytes: AtomicU64,
+    /// Plain bytes evicted.
+    pub evicted_bytes: AtomicU64,
 }
 
 /// A layer whose metadata is complete on this node and whose data arrives chunk by chunk.
@@ -35,14 +50,16 @@ pub struct CachedLayer {
     id: LayerId,
     folder: PathBuf,
     table: ChunkTable,
-    files: Box<dyn LayerFiles>,
+    pub(super) files: Box<dyn LayerFiles>,
     key: FileKey,
-    bits: Bits,
-    dirty: AtomicBool,
+    pub(super) bits: Bits,
+    usage: Usage,
+    pub(super) dirty: AtomicBool,
     write_back_failed: AtomicBool,
-    durable: Mutex<Durable>,
-    durably_complete: AtomicBool,
-    filled_bytes: AtomicU64,
+    pub(super) durable: Mutex<Durable>,
+    pub(super) durably_complete: AtomicBool,
+    pub(super) access: RwLock<()>,
+    pub(super) counters: CacheCounters,
 }
 
 /// The parts that [`CachedLayer::new`] puts together.
@@ -82,6 +99,7 @@ impl CachedLayer {
         Self {
             id,
             folder,
+            usage: Usage::new(table.len()),
             table,
             files,
             key,
@@ -90,7 +108,8 @@ impl CachedLayer {
             write_back_failed: AtomicBool::new(false),
             durable: Mutex::new(Durable { presence, recorded }),
             durably_complete: AtomicBool::new(durably_complete),
-            filled_bytes: AtomicU64::new(0),
+            access: RwLock::new(()),
+            counters: CacheCounters::default(),
         }
     }
 
@@ -129,6 +148,11 @@ impl CachedLayer {
         self.bits.get(chunk)
     }
 
+    /// Whether this chunk is known to be durably in the data file. Never waits.
+    pub fn has_durably(&self, chunk: usize) -> bool {
+        self.durable.try_lock().is_ok_and(|durable| durable.presence.get(chunk as u32))
+    }
+
     /// Whether all of these chunks are in the data file.
     pub fn has_all(&self, chunks: Range<usize>) -> bool {
         self.bits.covers(chunks)
@@ -155,32 +179,87 @@ impl CachedLayer {
 
     /// Plain bytes filled since this value was made.
     pub fn filled_bytes(&self) -> u64 {
-        self.filled_bytes.load(Ordering::Relaxed)
+        self.counters.filled_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What was done since this value was made.
+    pub fn counters(&self) -> &CacheCounters {
+        &self.counters
+    }
+
+    /// The groups of chunks with something in them that can be evicted: when each was used last, the
+    /// present chunks, and their bytes.
+    pub fn groups(&self) -> Vec<(u64, Vec<usize>, u64)> {
+        let table = self.table.chunks();
+        let held = |chunk: &usize| self.bits.get(*chunk) && !table[*chunk].is_zero();
+        let groups = self.usage.groups().map(|(chunks, last)| {
+            let chunks: Vec<usize> = chunks.filter(held).collect();
+            let bytes = chunks.iter().map(|chunk| u64::from(table[*chunk].plain_bytes())).sum();
+            (last, chunks, bytes)
+        });
+        groups.filter(|(_, chunks, _)| !chunks.is_empty()).collect()
+    }
+
+    fn chunk(&self, chunk: usize) -> Result<&Chunk> {
+        let found = self.table.chunks().get(chunk);
+        found.ok_or_else(|| Error::invalid(format!("chunk {chunk} of layer {}", self.id)))
     }
 
     /// Writes the verified bytes of a chunk and sets its bit. `NoSpace` when the disk is full.
     pub fn fill(&self, chunk: usize, plain: &[u8]) -> Result<()> {
         let name = || format!("fill chunk {chunk} of layer {}", self.id);
-        let Some(entry) = self.table.chunks().get(chunk) else {
-            return Err(layer::Error::invalid(name()));
-        };
+        let entry = self.chunk(chunk)?;
         debug_assert_eq!(plain.len(), entry.plain_bytes() as usize);
+        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
         self.files.write_data(plain, entry.offset()).context(name)?;
+        self.filled(chunk, entry)
+    }
+
+    /// Fills a chunk with the blocks of another layer's data file, and verifies what it got. False where
+    /// the file system cannot share them; then nothing has changed.
+    pub fn fill_shared(&self, chunk: usize, source: &Self, source_chunk: usize) -> Result<bool> {
+        let name = || format!("share chunk {chunk} of layer {}", self.id);
+        let (entry, from) = (self.chunk(chunk)?, source.chunk(source_chunk)?.byte_range());
+        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        match self.files.share(source.quiet_data(), from, entry.offset()) {
+            Err(error) if sys::reflink::cannot_share(&error) => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return Ok(false),
+            other => other.context(name)?,
+        }
+        let mut plain = vec![0; entry.plain_bytes() as usize];
+        self.files.read_data(&mut plain, entry.offset()).context(name)?;
+        // The source may have been evicted meanwhile: only the bytes themselves say what they are.
+        if ChunkDigest::of(&plain) != entry.digest {
+            return Err(Error::corrupt(name()));
+        }
+        self.filled(chunk, entry).map(|()| true)
+    }
+
+    /// Under `access`: the bytes of a chunk are in the file.
+    fn filled(&self, chunk: usize, entry: &Chunk) -> Result<()> {
         if self.write_back_failed.load(Ordering::Acquire) {
             // The disk has lost pages of this file before: the page cache is no proof any more.
+            let name = || format!("flush chunk {chunk} of layer {}", self.id);
             self.files.sync_data().context(name)?;
         }
         self.dirty.store(true, Ordering::Release);
         // INVARIANT: the bit follows the bytes.
         self.bits.set(chunk);
-        self.filled_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+        self.usage.touch(chunk..chunk + 1);
+        self.counters.filled_bytes.fetch_add(u64::from(entry.plain_bytes()), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Copies bytes of present chunks out of the data file.
+    /// Copies bytes of present chunks out of the data file. `Busy` when one of them is not present (any
+    /// more): it was evicted after the caller looked.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let name = || format!("read {} bytes at {offset} of layer {}", into.len(), self.id);
-        let what = name();
+        let what = format!("read {} bytes at {offset} of layer {}", into.len(), self.id);
+        let chunks = self.table.covering(offset, into.len() as u64);
+        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        if !self.bits.covers(chunks.clone()) {
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        self.usage.touch(chunks);
         self.files.read_data(into, offset).context(|| what)
     }
 
@@ -197,7 +276,7 @@ impl CachedLayer {
             .filter(|chunk| self.bits.get(*chunk as usize) && !durable.presence.get(*chunk))
             .collect();
         if let Err(error) = self.files.sync_data() {
-            self.distrust(&fresh);
+            self.distrust(&durable);
             return Err(error).context(name);
         }
         self.write_back_failed.store(false, Ordering::Release);
@@ -215,7 +294,7 @@ impl CachedLayer {
         Ok(true)
     }
 
-    fn write_presence(&self, durable: &mut Durable) -> Result<()> {
+    pub(super) fn write_presence(&self, durable: &mut Durable) -> Result<()> {
         if durable.recorded {
             return self.files.write_presence(&durable.presence.next_write());
         }
@@ -224,27 +303,22 @@ impl CachedLayer {
         Ok(())
     }
 
-    /// After a failed flush the kernel may have dropped pages that it could not write.
+    /// After a failed flush the kernel may have dropped pages that it could not write, also pages that
+    /// were filled while it ran. Waits for fills under way: their bits are cleared too.
     // INVARIANT: nothing that could be lost counts as present, so the next read fetches it again.
-    fn distrust(&self, fresh: &[u32]) {
+    fn distrust(&self, durable: &Durable) {
         self.write_back_failed.store(true, Ordering::Release);
-        for chunk in fresh {
-            self.bits.clear(*chunk as usize);
+        let _alone = self.access.write().unwrap_or_else(PoisonError::into_inner);
+        for chunk in (0..self.table.len() as u32).filter(|chunk| !durable.presence.get(*chunk)) {
+            self.bits.clear(chunk as usize);
         }
         self.dirty.store(true, Ordering::Release);
     }
 
     /// The file system above has its own copy of what was read; the backing file's need not stay.
     fn let_go_of_pages(&self, fresh: &[u32]) {
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for chunk in fresh {
-            let range = self.table.chunks()[*chunk as usize].byte_range();
-            match runs.last_mut() {
-                Some(last) if last.end == range.start => last.end = range.end,
-                _ => runs.push(range),
-            }
-        }
-        for run in runs {
+        let ranges = fresh.iter().map(|chunk| self.table.chunks()[*chunk as usize].byte_range());
+        for run in runs(ranges) {
             if let Err(error) = self.files.let_go(run) {
                 tracing::debug!(%error, layer = %self.id, "let go of pages");
             }

@@ -9,6 +9,7 @@
 
 use layer::presence::SlotWrite;
 use layer::{Context, Result};
+use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,6 +31,18 @@ pub trait LayerFiles: std::fmt::Debug + Send + Sync {
     /// Makes durable what was written before. After an error all of that may be lost, also from memory,
     /// and a later success says nothing about it.
     fn sync_data(&self) -> std::io::Result<()>;
+
+    /// Gives the blocks of a range back: from now on it reads as zeros. Where nothing can be given back,
+    /// zeros are written.
+    fn punch(&self, range: Range<u64>) -> std::io::Result<()> {
+        self.write_data(&vec![0; (range.end - range.start) as usize], range.start)
+    }
+
+    /// Makes the bytes at `to` the same blocks as `range` of another data file.
+    fn share(&self, source: BorrowedFd<'_>, range: Range<u64>, to: u64) -> std::io::Result<()> {
+        _ = (source, range, to);
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
 
     /// The page cache need not keep this clean range.
     fn let_go(&self, range: Range<u64>) -> std::io::Result<()>;
@@ -73,6 +86,16 @@ impl LayerFiles for FolderFiles {
 
     fn sync_data(&self) -> std::io::Result<()> {
         self.data.sync_data()
+    }
+
+    fn punch(&self, range: Range<u64>) -> std::io::Result<()> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.data, how, range.start, range.end - range.start)?)
+    }
+
+    fn share(&self, source: BorrowedFd<'_>, range: Range<u64>, to: u64) -> std::io::Result<()> {
+        let bytes = range.end - range.start;
+        sys::reflink::clone_range(source, range.start, bytes, self.data.as_fd(), to)
     }
 
     fn let_go(&self, range: Range<u64>) -> std::io::Result<()> {

@@ -6,18 +6,29 @@
 //! disk that lies, or a hand in the folder, must not become a wrong file system.
 //!
 //! Locking: the cache folder belongs to one process (`lock`, which holds its pid). Folders of layers
-//! are made and removed under the attachments' lock of that layer; `verified` has its own.
+//! are made and removed under the attachments' lock of that layer; `verified` and `dormant` have their own.
 // CRASH: `.new-*` and `.gone-*` folders are what a killed fsd left; the next start removes them.
 
 mod bits;
 mod bring;
+pub mod check;
 pub mod entry;
+mod evict;
 pub mod files;
+mod pins;
+mod shelf;
 mod space;
+mod usage;
+
+#[cfg(test)]
+mod tests;
 
 pub use entry::CachedLayer;
-pub use space::Space;
+pub use pins::Pins;
+pub use shelf::Shelf;
+pub use space::{CacheLimit, Space};
 
+use crate::config::FsdConfig;
 use crate::journal::FileKey;
 use entry::Parts;
 use files::FolderFiles;
@@ -31,7 +42,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use store::Store;
 
 const MANIFEST: &str = "manifest";
@@ -43,13 +54,51 @@ const LOCK: &str = "lock";
 const ARRIVING: &str = ".new-";
 const LEAVING: &str = ".gone-";
 
+/// Settings of a node cache.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheSettings {
+    /// Bytes of the disk that stay free.
+    pub reserve_bytes: u64,
+    /// How large the cache may grow.
+    pub limit: Option<CacheLimit>,
+    /// Compare a metadata image with its digest at every open, not only at the first of a process.
+    pub always_verify: bool,
+}
+
+impl CacheSettings {
+    /// What the daemon was told.
+    pub fn of(config: &FsdConfig) -> Self {
+        Self {
+            reserve_bytes: config.cache_reserve_bytes,
+            limit: config.cache_limit,
+            always_verify: config.verify_metadata,
+        }
+    }
+}
+
+/// A layer of the cache that nothing serves.
+#[derive(Debug, Clone, Copy)]
+pub struct Resting {
+    /// The layer.
+    pub id: LayerId,
+    /// When it was used last, in milliseconds since 1970.
+    pub used_ms: u64,
+    /// Bytes of its folder on disk.
+    pub bytes: u64,
+}
+
 /// The cache folder, locked.
 #[derive(Debug)]
 pub struct NodeCache {
     folder: PathBuf,
     space: Space,
+    always_verify: bool,
+    shelf: Shelf,
+    pins: Pins,
     /// Layers whose metadata image this process has compared with its digest.
     verified: Mutex<HashSet<LayerId>>,
+    /// The layer out of use from which a chunk was copied last, open.
+    dormant: Mutex<Option<Arc<CachedLayer>>>,
     _lock: File,
 }
 
@@ -100,15 +149,19 @@ fn create_file(path: &Path) -> Result<File> {
 
 impl NodeCache {
     /// Locks the folder, refuses file systems that cannot carry layers, removes left-overs.
-    pub fn open(folder: &Path, reserve_bytes: u64) -> Result<Self> {
+    pub fn open(folder: &Path, settings: CacheSettings) -> Result<Self> {
         create_folder(folder)?;
         let what = format!("the node cache {}", folder.display());
         let lock = lock_file(&folder.join(LOCK), &what)?;
         space::check_file_system(folder)?;
         let cache = Self {
             folder: folder.to_owned(),
-            space: Space::new(folder, reserve_bytes),
+            space: Space::new(folder, settings.reserve_bytes, settings.limit),
+            always_verify: settings.always_verify,
+            shelf: Shelf::default(),
+            pins: Pins::open(folder)?,
             verified: Mutex::default(),
+            dormant: Mutex::default(),
             _lock: lock,
         };
         for name in cache.names()? {
@@ -125,6 +178,52 @@ impl NodeCache {
         &self.space
     }
 
+    /// What must stay.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Which layer has which chunk.
+    pub fn shelf(&self) -> &Shelf {
+        &self.shelf
+    }
+
+    /// Takes all layers of the cache into the shelf. Slow where there are many; what is not taken in yet
+    /// is fetched instead of copied.
+    pub fn fill_shelf(&self) -> Result<()> {
+        for id in self.layers()? {
+            if self.shelf.knows(&id) {
+                continue;
+            }
+            let Ok(bytes) = std::fs::read(self.folder_of(&id).join(CHUNKS)) else { continue };
+            if let Ok(table) = ChunkTable::decode(&bytes) {
+                self.shelf.put(&id, &table);
+            }
+        }
+        Ok(())
+    }
+
+    /// A layer that nothing serves, to copy chunks from. Only under the attachments' lock of that layer:
+    /// of a file that is served and marked no new descriptor may be opened here.
+    pub fn open_dormant(&self, id: &LayerId) -> Result<Arc<CachedLayer>> {
+        let mut dormant = self.dormant();
+        if let Some(open) = dormant.as_ref().filter(|open| open.id() == *id) {
+            return Ok(Arc::clone(open));
+        }
+        let opened = Arc::new(self.open_folder(id, &self.folder_of(id), None)?);
+        *dormant = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// What was opened to copy from it is closed: it is served now, or goes.
+    fn wake(&self, id: &LayerId) {
+        self.dormant().take_if(|open| open.id() == *id);
+    }
+
+    fn dormant(&self) -> MutexGuard<'_, Option<Arc<CachedLayer>>> {
+        self.dormant.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn names(&self) -> Result<Vec<String>> {
         let name = || format!("list {}", self.folder.display());
         let mut names = Vec::new();
@@ -138,16 +237,32 @@ impl NodeCache {
 
     /// The layers that have a folder, the least recently used first.
     pub fn layers(&self) -> Result<Vec<LayerId>> {
-        let mut found: Vec<(i64, LayerId)> = Vec::new();
+        Ok(self.by_use()?.into_iter().map(|(_, id)| id).collect())
+    }
+
+    fn by_use(&self) -> Result<Vec<(u64, LayerId)>> {
+        let mut found: Vec<(u64, LayerId)> = Vec::new();
         for name in self.names()? {
             let Ok(id) = name.parse::<LayerId>() else { continue };
             // A folder that vanishes meanwhile is simply not listed.
             if let Ok(metadata) = std::fs::metadata(self.folder.join(&name)) {
-                found.push((metadata.mtime(), id));
+                let used =
+                    metadata.mtime() as u64 * 1000 + metadata.mtime_nsec() as u64 / 1_000_000;
+                found.push((used, id));
             }
         }
         found.sort();
-        Ok(found.into_iter().map(|(_, id)| id).collect())
+        Ok(found)
+    }
+
+    /// Every layer with its last use as a whole and its bytes on disk, the least recently used first.
+    pub fn resting(&self) -> Result<Vec<Resting>> {
+        let layers = self.by_use()?.into_iter();
+        let resting = layers.map(|(used_ms, id)| {
+            let bytes = allocated_bytes(&self.folder_of(&id));
+            Resting { id, used_ms, bytes }
+        });
+        Ok(resting.collect())
     }
 
     /// Where a layer's folder is or would be.
@@ -165,22 +280,37 @@ impl NodeCache {
         quiet_data: Option<OwnedFd>,
     ) -> Result<CachedLayer> {
         let folder = self.folder_of(id);
+        self.wake(id);
+        let opened = self.open_or_bring(id, store, quiet_data, &folder)?;
+        if !self.shelf.knows(id) {
+            self.shelf.put(id, opened.table());
+        }
+        Ok(opened)
+    }
+
+    fn open_or_bring(
+        &self,
+        id: &LayerId,
+        store: &Store,
+        quiet_data: Option<OwnedFd>,
+        folder: &Path,
+    ) -> Result<CachedLayer> {
         // A file that is served must never be replaced under its readers.
         let served = quiet_data.is_some();
-        match std::fs::metadata(&folder) {
-            Ok(_) => match self.open_folder(id, &folder, quiet_data) {
+        match std::fs::metadata(folder) {
+            Ok(_) => match self.open_folder(id, folder, quiet_data) {
                 Err(error) if error.kind() == ErrorKind::Corrupt && !served => {
                     // Written, but lost by a power cut: the store has it.
                     tracing::warn!(layer = %id, error = %error.chain(), "discard a cached layer");
                     self.remove(id)?;
                     self.bring(id, store)?;
-                    self.open_folder(id, &folder, None)
+                    self.open_folder(id, folder, None)
                 }
                 other => other,
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !served => {
                 self.bring(id, store)?;
-                self.open_folder(id, &folder, None)
+                self.open_folder(id, folder, None)
             }
             Err(error) => Err(Error::io(format!("stat {}", folder.display()), error)),
         }
@@ -202,6 +332,7 @@ impl NodeCache {
             return Err(Error::corrupt(format!("cached metadata of layer {id}")));
         }
         let path = folder.join(DATA);
+        let served = quiet_data.is_some();
         let data = match quiet_data {
             Some(fd) => File::from(fd),
             None => OpenOptions::new()
@@ -220,7 +351,13 @@ impl NodeCache {
         let (present, file) = present.unzip();
         let folder = folder.to_owned();
         let files = Box::new(FolderFiles::new(folder.clone(), data, file));
-        Ok(CachedLayer::new(Parts { id: *id, folder, table, key, files, present }))
+        let opened = CachedLayer::new(Parts { id: *id, folder, table, key, files, present });
+        // More than the file system's own blocks for a file's map.
+        let spare = stat.blocks() * 512 > opened.present_bytes() + (1 << 20);
+        if spare && !served {
+            opened.give_back_absent()?;
+        }
+        Ok(opened)
     }
 
     /// The size always, as it costs nothing; the digest once.
@@ -234,7 +371,7 @@ impl NodeCache {
                 manifest.metadata_bytes
             )));
         }
-        if !self.verified().contains(id) {
+        if self.always_verify || !self.verified().contains(id) {
             bring::verify_file(path, &manifest.metadata_digest)?;
             self.verified().insert(*id);
         }
@@ -304,6 +441,8 @@ impl NodeCache {
         let freed = allocated_bytes(&folder);
         let name = || format!("remove {}", folder.display());
         self.verified().remove(id);
+        self.wake(id);
+        self.shelf.take(id);
         std::fs::rename(&folder, &leaving).context(name)?;
         std::fs::remove_dir_all(&leaving).context(name)?;
         self.space.forget();

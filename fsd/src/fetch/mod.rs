@@ -30,7 +30,8 @@ pub use waiter::{Class, Done, Failure};
 use crate::cache::{CachedLayer, Space};
 use crate::clock::{Clock, SystemClock};
 use flights::Flights;
-use layer::{Context, Result};
+use layer::{ChunkDigest, Context, Result};
+use crate::incidents::Incidents;
 use outage::Outage;
 use queue::Queue;
 use siblings::{DigestIndex, Siblings};
@@ -52,6 +53,9 @@ pub trait MakeRoom: Send + Sync {
     fn make_room(&self) -> bool;
 }
 
+
+    /// A layer that nobody uses and that has this chunk.
+    fn dormant(&self, digest: &ChunkDigest) -> Option<(Arc<CachedLayer>, usize)>;
 /// Settings of the engine.
 #[derive(Debug, Clone)]
 pub struct FetchSettings {
@@ -59,6 +63,8 @@ pub struct FetchSettings {
     pub deadline: Duration,
     /// Threads that read and decode.
     pub threads: usize,
+    /// How long a disk may be full, with nothing to evict, before demands are refused.
+    pub full_disk_deadline: Duration,
 }
 
 /// What the engine did since it was made.
@@ -66,10 +72,12 @@ pub struct FetchSettings {
 pub struct FetchCounters {
     /// Chunks filled.
     pub fills: AtomicU64,
-    /// Of them, copied from another layer on this node.
+    /// Of them, taken from another layer on this node.
     pub copies: AtomicU64,
     /// Plain bytes filled.
     pub filled_bytes: AtomicU64,
+    /// Of those, without copying: the files share their blocks.
+    pub shared: AtomicU64,
     /// Chunks whose bytes did not have their digest.
     pub verify_failures: AtomicU64,
 }
@@ -84,12 +92,14 @@ pub struct FetchLayer {
     fills: AtomicU64,
 }
 
+    verify_failures: AtomicU64,
 impl FetchLayer {
     /// Nothing is on its way yet.
     pub fn new(cached: Arc<CachedLayer>, source: Source) -> Arc<Self> {
         let (flights, fills) = (Flights::default(), AtomicU64::new(0));
         let digests = DigestIndex::new(cached.table());
-        Arc::new(Self { cached, source, flights, digests, fills })
+        let verify_failures = AtomicU64::new(0);
+        Arc::new(Self { cached, source, flights, digests, fills, verify_failures })
     }
 
     /// The layer in the cache.
@@ -107,6 +117,11 @@ impl FetchLayer {
     }
 }
 
+
+    /// Reads of the store whose bytes did not have their digest.
+    pub fn verify_failures(&self) -> u64 {
+        self.verify_failures.load(Ordering::Relaxed)
+    }
 /// How a request was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Met {
@@ -129,6 +144,7 @@ struct Inner {
     siblings: Siblings,
 }
 
+    incidents: Incidents,
 impl Inner {
     /// Tells those whose deadline has passed, and queues what has rested.
     fn ring(&self, due: Due) {
@@ -178,9 +194,13 @@ impl std::fmt::Debug for SpaceGuard {
 impl SpaceGuard {
     /// `NoSpace` when the disk has no room for this and none can be made.
     fn check(&self, bytes: u64) -> Result<()> {
+    /// Who was set to make room.
+    fn owner(&self) -> Option<Arc<dyn MakeRoom>> {
+        self.make_room.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone)
+    }
+
         let Err(full) = self.space.check(bytes) else { return Ok(()) };
-        let make_room =
-            self.make_room.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
+        let make_room = self.owner();
         while make_room.as_ref().is_some_and(|make_room| make_room.make_room()) {
             self.space.forget();
             if self.space.check(bytes).is_ok() {
@@ -239,6 +259,7 @@ impl Engine {
     }
 
     /// What was done so far.
+            incidents: Incidents::default(),
     pub fn counters(&self) -> &FetchCounters {
         &self.inner.counters
     }
@@ -255,6 +276,16 @@ impl Engine {
             Class::Demand => self.inner.settings.deadline,
             Class::Prefetch | Class::Background => BACKGROUND_DEADLINE,
         };
+    /// What went wrong lately.
+    pub fn incidents(&self) -> &Incidents {
+        &self.inner.incidents
+    }
+
+    /// Whether the cache disk is full with nothing to evict.
+    pub fn disk_is_full(&self) -> bool {
+        !self.inner.disk_full.begins()
+    }
+
         self.request_within(layer, chunks, class, deadline, true, done)
     }
 

@@ -21,9 +21,14 @@ impl Outage {
         now.saturating_duration_since(*since.get_or_insert(now)) > patience
     }
 
-    /// It works.
-    pub fn over(&self) {
-        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Whether it has not failed since it worked last.
+    pub fn begins(&self) -> bool {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// It works. Answers whether it had not.
+    pub fn over(&self) -> bool {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
     }
 }
 
@@ -38,7 +43,7 @@ mod tests {
         assert!(!outage.failed(start, patience));
         assert!(!outage.failed(start + patience, patience));
         assert!(outage.failed(start + 2 * patience, patience));
-        outage.over();
+        assert!(outage.over() && outage.begins());
         assert!(!outage.failed(start + 3 * patience, patience));
     }
 }

@@ -1,13 +1,16 @@
-//! The layers that this node has open: a chunk that one of them holds is copied, not fetched again.
+//! The layers that this node holds: a chunk that one of them has is taken from there, not fetched again.
 //!
-//! Each layer has an index of its chunks by digest, four bytes a chunk; a look-up is a binary search in
-//! every open layer. Copies are verified like anything else.
+//! Layers that are served have an index of their chunks by digest, four bytes a chunk; a look-up is a
+//! binary search in each. Whoever owns the cache is asked for the others. Where the file system shares
+//! blocks between files nothing is copied. What was copied or shared is verified like anything else.
 //!
 //! Locking: the list of layers is read on every fill and written when a layer is opened.
 
-use super::FetchLayer;
+use super::{FetchLayer, MakeRoom};
+use crate::cache::CachedLayer;
 use layer::ChunkDigest;
 use layer::chunk::ChunkTable;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// More open layers than this are not searched: fetching is cheaper then.
@@ -35,10 +38,20 @@ impl DigestIndex {
     }
 }
 
-/// The open layers.
+/// A chunk from another layer of this node.
+#[derive(Debug)]
+pub enum Copied {
+    /// It is in the data file already.
+    Shared,
+    /// Its verified plain bytes.
+    Plain(Vec<u8>),
+}
+
+/// The layers that are served.
 #[derive(Debug, Default)]
 pub struct Siblings {
     layers: RwLock<Vec<Weak<FetchLayer>>>,
+    cannot_share: AtomicBool,
 }
 
 impl Siblings {
@@ -49,24 +62,40 @@ impl Siblings {
         layers.push(Arc::downgrade(layer));
     }
 
-    /// The verified plain bytes of a chunk that another open layer, or another place of the same one,
-    /// has in its data file.
-    pub fn copy(&self, digest: &ChunkDigest) -> Option<Vec<u8>> {
+    /// A served layer, or another place of the same one, that has this chunk in its data file.
+    fn find(&self, digest: &ChunkDigest) -> Option<(Arc<CachedLayer>, usize)> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-        let found =
-            layers.iter().rev().take(MAX_SEARCHED).filter_map(Weak::upgrade).find_map(|layer| {
-                let chunk = layer.digests.find(layer.cached.table(), digest)?;
-                layer.cached.has(chunk).then_some((layer, chunk))
-            });
-        drop(layers);
-        let (layer, chunk) = found?;
-        let entry = layer.cached.table().chunks()[chunk];
-        let mut plain = vec![0; entry.plain_bytes() as usize];
-        layer.cached.read(entry.offset(), &mut plain).ok()?;
-        if ChunkDigest::of(&plain) == *digest {
-            return Some(plain);
+        layers.iter().rev().take(MAX_SEARCHED).filter_map(Weak::upgrade).find_map(|layer| {
+            let chunk = layer.digests.find(layer.cached.table(), digest)?;
+            layer.cached.has(chunk).then(|| (Arc::clone(&layer.cached), chunk))
+        })
+    }
+
+    /// Takes a chunk from another layer of this node, if one has it.
+    pub fn copy(
+        &self,
+        target: &CachedLayer,
+        chunk: usize,
+        owner: Option<&dyn MakeRoom>,
+    ) -> Option<Copied> {
+        let digest = target.table().chunks()[chunk].digest;
+        let found = self.find(&digest).or_else(|| owner?.dormant(&digest));
+        let (source, from) = found?;
+        // Sharing bytes that are not written back would wait for the disk.
+        if !self.cannot_share.load(Ordering::Relaxed) && source.has_durably(from) {
+            match target.fill_shared(chunk, &source, from) {
+                Ok(true) => return Some(Copied::Shared),
+                Ok(false) => self.cannot_share.store(true, Ordering::Relaxed),
+                Err(error) => tracing::warn!(error = %error.chain(), "share a chunk"),
+            }
         }
-        tracing::error!(layer = %layer.cached.id(), chunk, "a cached chunk has other bytes");
+        let entry = source.table().chunks()[from];
+        let mut plain = vec![0; entry.plain_bytes() as usize];
+        source.read(entry.offset(), &mut plain).ok()?;
+        if ChunkDigest::of(&plain) == digest {
+            return Some(Copied::Plain(plain));
+        }
+        tracing::error!(layer = %source.id(), chunk = from, "a cached chunk has other bytes");
         None
     }
 }

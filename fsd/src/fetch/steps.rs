@@ -12,8 +12,10 @@
 
 use super::flights::{History, Run};
 use super::queue::{Job, Piece, Ticket};
+use super::siblings::Copied;
 use super::waiter::{Class, Failure};
-use super::{FetchLayer, Inner};
+use super::{FetchLayer, Inner, MakeRoom};
+use crate::incidents::IncidentKind;
 use layer::location::Locations;
 use layer::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -117,32 +119,49 @@ fn take(inner: &Arc<Inner>, ticket: &Ticket, class: Class) -> Next {
     }
 }
 
-/// Takes the chunks off both ends of a run that another layer on this node holds. Answers what is left
-/// to be read; chunks in the middle are read along with their neighbours.
+/// Takes those chunks of a run from this node that another layer has. Answers the first neighbours of
+/// what is left, to be read; the others go back to the queue.
 fn copy_from_siblings(
     inner: &Arc<Inner>,
     layer: &Arc<FetchLayer>,
-    mut run: Run,
+    run: Run,
     locations: &Locations,
 ) -> Option<Run> {
+    let owner = inner.space.owner();
+    let left = run.chunks.filter(|chunk| !copy(inner, layer, *chunk, owner.as_deref()));
+    let left: Vec<usize> = left.collect();
+    let first = *left.first()?;
+    let together = left.iter().enumerate().take_while(|(at, chunk)| first + at == **chunk).count();
+    for chunk in &left[together..] {
+        let history = layer.flights.history(*chunk);
+        if let Some(class) = layer.flights.put_back(*chunk, history, None) {
+            inner.queue.push(layer, &[*chunk], class, true);
+        }
+    }
     let stored = |chunk| locations.get(chunk).map_or(0, |(_, place)| place.stored_bytes as usize);
-    let copied = |chunk: usize| {
-        let plain = inner.siblings.copy(&layer.cached.table().chunks()[chunk].digest);
-        plain.is_some_and(|plain| {
-            inner.counters.copies.fetch_add(1, Ordering::Relaxed);
-            write(inner, layer, chunk, &plain);
-            true
-        })
-    };
-    while !run.chunks.is_empty() && copied(run.chunks.start) {
-        run.bytes = run.bytes.saturating_sub(stored(run.chunks.start));
-        run.chunks.start += 1;
+    let chunks = first..first + together;
+    Some(Run { bytes: chunks.clone().map(stored).sum(), chunks })
+}
+
+/// Fills a chunk from another layer of this node; false when none has it.
+fn copy(
+    inner: &Arc<Inner>,
+    layer: &Arc<FetchLayer>,
+    chunk: usize,
+    owner: Option<&dyn MakeRoom>,
+) -> bool {
+    let Some(copied) = inner.siblings.copy(&layer.cached, chunk, owner) else { return false };
+    let bytes = u64::from(layer.cached.table().chunks()[chunk].plain_bytes());
+    inner.counters.copies.fetch_add(1, Ordering::Relaxed);
+    layer.cached.counters().copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+    match copied {
+        Copied::Shared => {
+            inner.counters.shared.fetch_add(1, Ordering::Relaxed);
+            landed(inner, layer, chunk, bytes);
+        }
+        Copied::Plain(plain) => write(inner, layer, chunk, &plain),
     }
-    while !run.chunks.is_empty() && copied(run.chunks.end - 1) {
-        run.bytes = run.bytes.saturating_sub(stored(run.chunks.end - 1));
-        run.chunks.end -= 1;
-    }
-    (!run.chunks.is_empty()).then_some(run)
+    true
 }
 
 fn read(inner: &Arc<Inner>, reading: &Reading) -> Next {
@@ -191,14 +210,22 @@ fn decode(inner: &Arc<Inner>, piece: &Piece) -> Next {
             Next::Then(Step::Write(Verified { layer: Arc::clone(layer), chunk: *chunk, plain }))
         }
         Err(error) => {
-            inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);
-            let error =
-                error.context(format!("chunk {chunk} of layer {} on the store", layer.cached.id()));
-            tracing::warn!(error = %error.chain(), "a chunk is damaged");
+            let pack = locations.get(*chunk).map(|(pack, _)| pack.to_string()).unwrap_or_default();
+            let error = error.context(format!("chunk {chunk} in pack {pack}"));
+            mismatch(inner, layer, &error);
             damaged(inner, layer, *chunk, locations, error);
             Next::Over
         }
     }
+}
+
+/// Bytes from the store do not have their digest.
+fn mismatch(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, error: &Error) {
+    let id = layer.cached.id();
+    inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);
+    layer.verify_failures.fetch_add(1, Ordering::Relaxed);
+    tracing::warn!(layer = %id, error = %error.chain(), "a chunk on the store is damaged");
+    inner.incidents.note(IncidentKind::Integrity, id, error.chain());
 }
 
 fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]) {
@@ -206,15 +233,23 @@ fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]
         inner.space.check(plain.len() as u64).and_then(|()| layer.cached.fill(chunk, plain));
     match written {
         Ok(()) => {
-            inner.disk_full.over();
-            layer.fills.fetch_add(1, Ordering::Relaxed);
-            inner.counters.fills.fetch_add(1, Ordering::Relaxed);
-            inner.counters.filled_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
-            layer.flights.landed(chunk);
+            if inner.disk_full.over() {
+                let text = "the cache disk has room again".to_owned();
+                inner.incidents.note(IncidentKind::Room, layer.cached.id(), text);
+            }
+            landed(inner, layer, chunk, plain.len() as u64);
         }
         Err(error) if error.kind() == ErrorKind::NoSpace => rest(inner, layer, chunk, error),
-        Err(error) => give_up(layer, chunk, error),
+        Err(error) => give_up(inner, layer, chunk, error),
     }
+}
+
+/// The bit of a chunk is set: counts it and tells who waited.
+fn landed(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, bytes: u64) {
+    layer.fills.fetch_add(1, Ordering::Relaxed);
+    inner.counters.fills.fetch_add(1, Ordering::Relaxed);
+    inner.counters.filled_bytes.fetch_add(bytes, Ordering::Relaxed);
+    layer.flights.landed(chunk);
 }
 
 /// The stored bytes are wrong: once more from the store, then from another place.
@@ -245,7 +280,7 @@ fn elsewhere(
 ) {
     let history = layer.flights.history(chunk);
     if history.relocated {
-        return give_up(layer, chunk, error);
+        return give_up(inner, layer, chunk, error);
     }
     match layer.source.relocate(stale) {
         Ok(_) => {
@@ -256,7 +291,7 @@ fn elsewhere(
         }
         Err(missing) => {
             tracing::debug!(error = %missing.chain(), "no other location");
-            give_up(layer, chunk, error);
+            give_up(inner, layer, chunk, error);
         }
     }
 }
@@ -282,7 +317,7 @@ fn settle(
             | ErrorKind::Internal
             | ErrorKind::NoSpace => rest(inner, layer, chunk, error),
             ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {
-                give_up(layer, chunk, error);
+                give_up(inner, layer, chunk, error);
             }
         }
     }
@@ -290,11 +325,17 @@ fn settle(
 
 /// Tries again after a pause that grows.
 fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
-    let full = error.kind() == ErrorKind::NoSpace;
-    let outage = if full { &inner.disk_full } else { &inner.store_away };
     let now = inner.clock.now();
-    if outage.failed(now, inner.settings.deadline) && layer.flights.is_demanded(chunk) {
-        return give_up(layer, chunk, error);
+    let (outage, patience) = if error.kind() == ErrorKind::NoSpace {
+        if inner.disk_full.begins() {
+            inner.incidents.note(IncidentKind::DiskFull, layer.cached.id(), error.chain());
+        }
+        (&inner.disk_full, inner.settings.full_disk_deadline)
+    } else {
+        (&inner.store_away, inner.settings.deadline)
+    };
+    if outage.failed(now, patience) && layer.flights.is_demanded(chunk) {
+        return give_up(inner, layer, chunk, error);
     }
     let history = layer.flights.history(chunk);
     let failure = Failure::from(error);
@@ -309,9 +350,10 @@ fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error)
     }
 }
 
-fn give_up(layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
+fn give_up(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
     let error = error.context(format!("chunk {chunk} of layer {}", layer.cached.id()));
     tracing::error!(error = %error.chain(), "a fill failed");
+    inner.incidents.note(IncidentKind::Refused, layer.cached.id(), error.chain());
     layer.flights.failed(chunk, &error.into());
 }
 
@@ -335,7 +377,8 @@ pub fn read_uncached(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize) 
         ) {
             Ok(plain) => return Ok(plain),
             Err(error) => {
-                inner.counters.verify_failures.fetch_add(1, Ordering::Relaxed);
+                let error = error.context(format!("chunk {chunk} in pack {pack}"));
+                mismatch(inner, layer, &error);
                 last = Some(error);
             }
         }

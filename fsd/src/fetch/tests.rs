@@ -1,7 +1,7 @@
 //! The engine over a store in memory that counts, delays and lies.
 
 use super::*;
-use crate::cache::NodeCache;
+use crate::cache::{CacheSettings, NodeCache};
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
@@ -96,7 +96,7 @@ fn bench(deadline: Duration) -> Bench {
     let fault = Arc::new(Fault::new(Arc::new(Memory::new()), FaultPlan::default()));
     let store = Arc::new(Store::open(Arc::clone(&fault) as Arc<dyn store::Backend>).unwrap());
     let (id, locations) = publish(&store);
-    let cache = NodeCache::open(folder.path(), 0).unwrap();
+    let cache = NodeCache::open(folder.path(), CacheSettings::default()).unwrap();
     let cached = Arc::new(cache.open_layer(&id, &store, None).unwrap());
     let counters = Arc::new(StoreCounters::default());
     let relocation = Arc::new(Relocation::default());
@@ -107,7 +107,7 @@ fn bench(deadline: Duration) -> Bench {
         Arc::clone(&relocation) as Arc<dyn Locator>,
         Arc::clone(&counters),
     );
-    let settings = FetchSettings { deadline, threads: 4 };
+    let settings = FetchSettings { deadline, full_disk_deadline: deadline, threads: 4 };
     let engine = Engine::start(settings, cache.space().clone()).unwrap();
     let layer = FetchLayer::new(cached, source);
     Bench { folder, cache, fault, store, id, locations, layer, engine, counters, relocation }
@@ -311,7 +311,7 @@ fn a_damaged_folder_is_fetched_anew() {
         let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
         assert_eq!(again.table().len(), CHUNKS, "{part}");
     }
-    assert!(NodeCache::open(folder.parent().unwrap(), 0).unwrap_err().kind() == ErrorKind::Busy);
+    assert!(NodeCache::open(folder.parent().unwrap(), CacheSettings::default()).unwrap_err().kind() == ErrorKind::Busy);
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_metadata_image_that_changed_on_the_disk_is_fetched_anew_by_the_next_process
     let sound = std::fs::read(&path).unwrap();
     std::fs::write(&path, vec![9; sound.len()]).unwrap();
     drop(cache);
-    let cache = NodeCache::open(folder.path(), 0).unwrap();
+    let cache = NodeCache::open(folder.path(), CacheSettings::default()).unwrap();
     cache.open_layer(&id, &store, None).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), sound);
 }

@@ -5,6 +5,7 @@
 
 pub mod direct;
 pub mod erofs_fanotify;
+pub mod erofs_fscache;
 pub mod erofs_fuse;
 pub mod fuse;
 pub mod gather;

@@ -104,6 +104,32 @@ impl Erofs<'_> {
     }
 }
 
+/// An EROFS image that the kernel reads through cachefiles in on-demand mode.
+///
+/// EINVAL means a kernel without `EROFS_FS_ONDEMAND` or a cache that is not bound; EEXIST that an image
+/// of this name is mounted in the domain.
+#[derive(Debug, Clone, Copy)]
+pub struct ErofsOnDemand<'a> {
+    /// The cookie of the image, or of its metadata.
+    pub name: &'a str,
+    /// What shares cache files; at most one image of a name in it.
+    pub domain: &'a str,
+    /// The cookie of the data blocks.
+    pub device: &'a str,
+}
+
+impl ErofsOnDemand<'_> {
+    /// Makes the mount, always read-only.
+    pub fn mount_detached(&self, attributes: Attributes) -> io::Result<MountFd> {
+        let context = Context::open("erofs")?;
+        context.string("fsid", self.name)?;
+        context.string("domain_id", self.domain)?;
+        context.string("device", self.device)?;
+        context.flag("ro")?;
+        context.mount(Attributes { read_only: true, ..attributes })
+    }
+}
+
 /// One lower layer of an overlay.
 #[derive(Debug, Clone, Copy)]
 pub enum OverlayLower<'a> {

@@ -85,6 +85,11 @@ impl Plane for ErofsFuse {
         !self.files.contains(layer)
     }
 
+    fn answers_reads(&self, layer: &Arc<ServedLayer>) -> bool {
+        // A layer that was complete when it was mounted is read by the kernel.
+        self.files.contains(layer)
+    }
+
     fn release(&self, layer: &Arc<ServedLayer>) -> Result<()> {
         self.files.remove(layer);
         Ok(())

@@ -131,6 +131,10 @@ impl Plane for Fuse {
         Ok(false)
     }
 
+    fn answers_reads(&self, _layer: &Arc<ServedLayer>) -> bool {
+        true
+    }
+
     fn release(&self, layer: &Arc<ServedLayer>) -> Result<()> {
         self.connections().remove(&layer.id());
         Ok(())

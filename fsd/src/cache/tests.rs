@@ -1,0 +1,1 @@
+//! The cache without an engine: evictions broken off at every step.
