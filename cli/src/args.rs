@@ -86,6 +86,9 @@ pub enum Action {
     Resume(Ids),
     /// Publish what a sandbox wrote as a layer and an environment
     PackDiff(PackDiff),
+    /// Record what a workload touches, look at it, fetch it ahead
+    #[command(subcommand)]
+    Profile(Profile),
     /// Show what the node has loaded and what it cost
     Stats,
     /// Check a layer, or every layer of an environment, on the store
@@ -444,6 +447,56 @@ pub struct PackDiff {
     /// Keep only paths that match
     #[arg(long, value_name = "GLOB")]
     pub include: Vec<String>,
+}
+
+/// `profile ...`
+#[derive(Debug, Subcommand)]
+pub enum Profile {
+    /// Run a command in a new sandbox and record what it touches; without one, record until `stop`
+    Record(ProfileRecord),
+    /// End a recording and keep it
+    Stop(ProfileStop),
+    /// Show what was touched, layer by layer
+    Show(ProfileShow),
+    /// Fetch what the profile names, of layers that are attached
+    Apply(Named),
+    /// Remove the profiles of an environment and its layers
+    Rm(Named),
+}
+
+/// `profile record`
+#[derive(Debug, Args)]
+pub struct ProfileRecord {
+    #[command(flatten)]
+    pub spec: Spec,
+    #[command(flatten)]
+    pub attachment: Attachment,
+}
+
+/// `profile stop`
+#[derive(Debug, Args)]
+pub struct ProfileStop {
+    #[command(flatten)]
+    pub which: Named,
+    /// Throw away what was recorded
+    #[arg(long)]
+    pub discard: bool,
+}
+
+/// `profile show`
+#[derive(Debug, Args)]
+pub struct ProfileShow {
+    #[command(flatten)]
+    pub which: Named,
+    /// List every read in its order
+    #[arg(long)]
+    pub reads: bool,
+    /// Draw time against offset into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the profile itself into this file, for `build --profile`
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `fsck`

@@ -12,6 +12,7 @@ mod mount;
 mod node;
 mod overlay_view;
 mod pack;
+mod profile;
 mod run;
 mod sandboxes;
 mod stats;
@@ -72,6 +73,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Pause(args) => sandboxes::pause(&scene, &args).await,
         Action::Resume(args) => sandboxes::resume(&scene, &args).await,
         Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
+        Action::Profile(action) => profile::profile(&scene, action).await,
         Action::Stats => stats::stats(&scene).await,
         Action::Fsck(args) => check::fsck(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
