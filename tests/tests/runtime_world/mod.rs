@@ -206,6 +206,15 @@ impl LayerFs for FolderLayers {
     async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
+    async fn export(&self, _: Request<ExportRequest>) -> Result<Response<ExportResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+    async fn withdraw(
+        &self,
+        _: Request<WithdrawRequest>,
+    ) -> Result<Response<WithdrawResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
     async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
