@@ -17,7 +17,7 @@ mod check;
 mod room;
 
 use crate::cache::NodeCache;
-use crate::config::{Paths, PlaneChoice};
+use crate::config::Paths;
 use crate::fetch::{Engine, FetchLayer, Locator, Source, StoreCounters};
 use crate::holders::Holders;
 use crate::planes::mounting;
@@ -76,8 +76,8 @@ pub struct AttachmentParts {
     pub engine: Engine,
     /// The planes of this host, the best first.
     pub planes: Vec<Arc<dyn Plane>>,
-    /// Which one serves an attach that leaves it open.
-    pub default_plane: PlaneChoice,
+    /// Which one serves an attach that leaves it open; the first where this does too.
+    pub default_plane: Option<PlaneKind>,
     /// Who fetches ahead what profiles name.
     pub prefetcher: Prefetcher,
     /// What is recorded.
@@ -131,20 +131,14 @@ impl Attachments {
 
     fn plane(&self, wanted: Option<PlaneKind>) -> Result<&Arc<dyn Plane>> {
         let mut planes = self.parts.planes.iter();
-        let wanted = wanted.or(match self.parts.default_plane {
-            PlaneChoice::Auto => None,
-            PlaneChoice::ErofsFanotify => Some(PlaneKind::ErofsFanotify),
-            PlaneChoice::ErofsFuse => Some(PlaneKind::ErofsFuse),
-            PlaneChoice::Fuse => Some(PlaneKind::Fuse),
-            PlaneChoice::ErofsFscache => Some(PlaneKind::ErofsFscache),
-            PlaneChoice::Direct => Some(PlaneKind::Direct),
-        });
+        let wanted = wanted.or(self.parts.default_plane);
         let found = match wanted {
             Some(kind) => planes.find(|plane| plane.kind() == kind),
-            None => planes.next(),
+            None => planes.find(|plane| plane.kind().serves_every_layer()),
         };
         found.ok_or_else(|| {
-            let text = format!("this host has no plane {wanted:?}");
+            let wanted = wanted.map_or_else(String::new, |kind| format!(" {kind}"));
+            let text = format!("this host has no plane{wanted}; `lamella doctor` says why");
             Error::new(ErrorKind::Unsupported, text)
         })
     }

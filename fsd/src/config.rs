@@ -3,6 +3,7 @@
 //! Paths below the data directory are the seam to the other daemons and to a later fsd, so they are
 //! named here and nowhere else.
 
+use crate::planes::PlaneKind;
 use layer::{Error, LayerId, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ pub struct FsdConfig {
     pub store_url: String,
     /// Program and arguments that start a keeper; `--data DIR --index N` is appended.
     pub keeper_command: Vec<OsString>,
-    /// The plane of an attach that names none.
-    pub plane: PlaneChoice,
+    /// The plane of an attach that names none; the best that this host can do when absent.
+    pub plane: Option<PlaneKind>,
     /// How long a reader waits for its bytes before it gets an error.
     pub deadline: Duration,
     /// Threads that read from the store, verify and decompress.
@@ -61,7 +62,7 @@ impl FsdConfig {
             data_dir: data_dir.into(),
             store_url: store_url.into(),
             keeper_command: vec!["/proc/self/exe".into(), "keeper".into()],
-            plane: PlaneChoice::Auto,
+            plane: None,
             deadline: Duration::from_secs(30),
             fill_threads: 8,
             event_threads: 4,

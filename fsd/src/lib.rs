@@ -29,9 +29,10 @@ mod stats;
 mod streams;
 mod takeover;
 
-pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths, PlaneChoice};
+pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths};
 pub use journal::count_unanswered;
 pub(crate) use node::raise_descriptor_limit;
+pub use planes::PlaneKind;
 
 use layer::{Error, ErrorKind, Result};
 use std::future::Future;

@@ -8,12 +8,12 @@
 
 use crate::attach::{AttachmentParts, Attachments};
 use crate::cache::{NodeCache, create_folder, lock_file};
-use crate::config::{FsdConfig, PlaneChoice};
+use crate::config::FsdConfig;
 use crate::exports::Exports;
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
-use crate::planes::Plane;
+use crate::planes::{Plane, PlaneKind, offers};
 use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
@@ -105,14 +105,12 @@ impl Node {
         let (keepers, inheritance) = Keepers::find(config)?;
         let registry = Arc::new(Registry::default());
         let event_counters = Arc::new(EventCounters::default());
-        let notification = match Notification::open(inheritance) {
-            Ok(notification) => Some(notification),
-            Err(error) if config.plane != PlaneChoice::ErofsFanotify => {
-                tracing::warn!(error = %error.chain(), "no plane erofs-fanotify");
-                None
-            }
-            Err(error) => return Err(error),
-        };
+        let offered = offers::probe(&paths.cache, inheritance.is_some());
+        offers::check(&offered, config.plane)?;
+        let notification = offered
+            .contains(&PlaneKind::ErofsFanotify)
+            .then(|| Notification::open(inheritance))
+            .transpose()?;
         let fanotify = notification.as_ref().map(|notification| {
             let group = notification.group.clone();
             let plane = ErofsFanotify::new(group, Arc::clone(&keepers), Arc::clone(&registry));
@@ -125,6 +123,8 @@ impl Node {
         let (fscache, counters) = (paths.fscache(), Arc::clone(&event_counters));
         planes.push(Arc::new(ErofsFscache::new(&fscache, engine.clone(), counters)));
         planes.push(Arc::new(Direct::new(Arc::clone(&store))));
+        planes.retain(|plane| offered.contains(&plane.kind()));
+        planes.sort_by_key(|plane| plane.kind());
         let prefetcher = Prefetcher::start(engine.clone(), Arc::clone(&store))?;
         let attachments = Attachments::new(AttachmentParts {
             planes,

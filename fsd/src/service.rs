@@ -64,12 +64,7 @@ fn layers_of(ids: &[Vec<u8>]) -> Result<Vec<LayerId>, Status> {
 
 fn plane_of(number: i32) -> Result<Option<PlaneKind>, Status> {
     match Plane::try_from(number) {
-        Ok(Plane::Auto) => Ok(None),
-        Ok(Plane::ErofsFanotify) => Ok(Some(PlaneKind::ErofsFanotify)),
-        Ok(Plane::ErofsFuse) => Ok(Some(PlaneKind::ErofsFuse)),
-        Ok(Plane::Fuse) => Ok(Some(PlaneKind::Fuse)),
-        Ok(Plane::ErofsFscache) => Ok(Some(PlaneKind::ErofsFscache)),
-        Ok(Plane::Direct) => Ok(Some(PlaneKind::Direct)),
+        Ok(plane) => Ok(PlaneKind::from_proto(plane)),
         Err(_) => Err(to_status(Error::invalid(format!("plane number {number}")))),
     }
 }

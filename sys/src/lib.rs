@@ -15,6 +15,7 @@ pub mod lease;
 pub mod measure;
 pub mod memory;
 pub mod mount;
+pub mod private_mapping;
 pub mod probe;
 pub mod process;
 pub mod pty;

@@ -12,6 +12,11 @@ pub mod gather;
 pub mod mounting;
 pub mod tree;
 
+mod kind;
+pub mod offers;
+
+pub use kind::PlaneKind;
+
 use crate::served::ServedLayer;
 use layer::Result;
 use std::path::Path;

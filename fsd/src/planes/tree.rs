@@ -63,8 +63,7 @@ pub struct LayerTree {
 impl LayerTree {
     /// Reads an image whose digest was checked. Fails with `Corrupt` or `Unsupported`.
     pub fn read(metadata: &Path) -> Result<Self> {
-        let image =
-            std::fs::read(metadata).context(|| format!("read {}", metadata.display()))?;
+        let image = std::fs::read(metadata).context(|| format!("read {}", metadata.display()))?;
         Self::new(image)
     }
 

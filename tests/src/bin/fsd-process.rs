@@ -1,6 +1,6 @@
 //! fsd and its keepers as processes of their own, for tests that kill them.
 //!
-//! `fsd-process fsd --data DIR --store URL [--plane fuse] [--deadline-ms N] [--reserve BYTES]
+//! `fsd-process fsd --data DIR --store URL [--plane PLANE] [--deadline-ms N] [--reserve BYTES]
 //! [--sync-ms N]` and `fsd-process keeper --data DIR --index N`.
 #![forbid(unsafe_code)]
 
@@ -30,8 +30,8 @@ fn main() -> Result<()> {
 
 fn run_fsd(data: &str, options: &BTreeMap<String, String>) -> Result<()> {
     let mut config = fsd::FsdConfig::new(data, options.get("--store").context("--store")?);
-    if options.get("--plane").is_some_and(|plane| plane == "fuse") {
-        config.plane = fsd::PlaneChoice::ErofsFuse;
+    if let Some(plane) = options.get("--plane") {
+        config.plane = Some(plane.parse()?);
     }
     let number = |name: &str| options.get(name).map(|text| text.parse::<u64>()).transpose();
     if let Some(milliseconds) = number("--deadline-ms")? {
