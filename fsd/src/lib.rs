@@ -17,6 +17,7 @@ mod incidents;
 mod journal;
 pub mod keeper;
 mod locate;
+mod metrics;
 mod node;
 mod planes;
 mod profile;
@@ -46,10 +47,14 @@ use tokio::sync::Notify;
 pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
     let paths = config.paths()?;
     let locator = Arc::new(locate::NodeLocator::new(&paths.node_socket()));
+    let metrics = config.metrics;
     let started = tokio::task::spawn_blocking(move || node::Node::start(&config, locator));
     let node = started.await.map_err(|error| {
         Error::new(ErrorKind::Internal, "the start of fsd died").with_source(error)
     })??;
+    if let Some(address) = metrics {
+        metrics::serve(address, Arc::clone(&node)).await?;
+    }
     let drained = Arc::new(Notify::new());
     let service = service::Service::new(Arc::clone(&node), Arc::clone(&drained));
     tracing::info!(socket = %paths.socket().display(), "fsd serves");

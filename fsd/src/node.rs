@@ -7,19 +7,19 @@
 //! Stopping is the same as dying: threads simply end with the process, and the next fsd takes over.
 
 use crate::attach::{AttachmentParts, Attachments};
-use crate::cache::{NodeCache, create_folder, lock_file};
+use crate::cache::{CacheSettings, NodeCache, create_folder, lock_file};
 use crate::config::FsdConfig;
 use crate::exports::Exports;
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
 use crate::journal::{Journal, Outstanding};
 use crate::keeper::{Inheritance, Keepers};
-use crate::planes::{Plane, PlaneKind, offers};
 use crate::planes::direct::Direct;
 use crate::planes::erofs_fanotify::ErofsFanotify;
 use crate::planes::erofs_fanotify::events::{EventCounters, Events};
 use crate::planes::erofs_fscache::ErofsFscache;
 use crate::planes::erofs_fuse::ErofsFuse;
 use crate::planes::fuse::Fuse;
+use crate::planes::{Plane, PlaneKind, offers};
 use crate::profile::Prefetcher;
 use crate::served::Registry;
 use crate::{reconcile, takeover};
@@ -28,11 +28,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use store::Store;
 use sys::fanotify::Group;
 
 /// Event numbers are below this, whatever the host would allow: a successor answers each of them.
 const MAX_NUMBERS: u64 = 65_536;
+
+/// Between two evictions at least, and at most without any.
+const EVICTION_PAUSE: Duration = Duration::from_millis(100);
+const EVICTION_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A running fsd.
 pub struct Node {
@@ -98,9 +103,13 @@ impl Node {
         let lock =
             lock_file(&paths.lock(), &format!("data directory {}", config.data_dir.display()))?;
         let limit = raise_descriptor_limit()?;
-        let cache = NodeCache::open(&paths.cache, config.cache_reserve_bytes)?;
+        let cache = NodeCache::open(&paths.cache, CacheSettings::of(config))?;
         let store = Arc::new(Store::open(store::open(&config.store_url)?)?);
-        let settings = FetchSettings { deadline: config.deadline, threads: config.fill_threads };
+        let settings = FetchSettings {
+            deadline: config.deadline,
+            full_disk_deadline: config.full_disk_deadline.min(config.deadline),
+            threads: config.fill_threads,
+        };
         let engine = Engine::start(settings, cache.space().clone())?;
         let (keepers, inheritance) = Keepers::find(config)?;
         let registry = Arc::new(Registry::default());
@@ -154,6 +163,7 @@ impl Node {
             None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
         }
         node.start_upkeep(config)?;
+        node.start_eviction()?;
         Ok(node)
     }
 
@@ -194,6 +204,25 @@ impl Node {
             Arc::clone(&self.event_counters),
             config.event_threads,
         )
+    }
+
+    /// Keeps the cache below its limit, and learns what chunks are in it.
+    fn start_eviction(&self) -> Result<()> {
+        let attachments = Arc::clone(&self.attachments);
+        spawn("eviction", move || {
+            let cache = &attachments.parts().cache;
+            if let Err(error) = cache.fill_shelf() {
+                tracing::warn!(error = %error.chain(), "learn what is in the cache");
+            }
+            while cache.space().limit().is_some() {
+                if let Err(error) = attachments.enforce_limit() {
+                    tracing::error!(error = %error.chain(), "keep the cache below its limit");
+                }
+                // Not in a tight circle where all of the cache is in use.
+                std::thread::sleep(EVICTION_PAUSE);
+                cache.space().wait_over(EVICTION_INTERVAL);
+            }
+        })
     }
 
     fn start_upkeep(&self, config: &FsdConfig) -> Result<()> {

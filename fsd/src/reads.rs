@@ -19,6 +19,13 @@ pub fn read(
     bytes: u64,
     answer: impl FnOnce(Result<Vec<u8>>) + Send + 'static,
 ) {
+    let reader = Arc::clone(layer);
+    let answer = move |result: Result<Vec<u8>>| {
+        if result.is_err() {
+            reader.denials.fetch_add(1, Ordering::Relaxed);
+        }
+        answer(result);
+    };
     let cached = layer.fetch().cached();
     let end = offset.saturating_add(bytes).min(cached.table().data_bytes());
     let bytes = end.saturating_sub(offset);

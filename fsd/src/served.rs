@@ -25,6 +25,8 @@ pub struct ServedLayer {
     pub hits: AtomicU64,
     /// Reads that joined what others had asked for.
     pub waits: AtomicU64,
+    /// Reads that were answered with an error.
+    pub denials: AtomicU64,
 }
 
 impl ServedLayer {
@@ -37,6 +39,7 @@ impl ServedLayer {
             recorder,
             hits: AtomicU64::new(0),
             waits: AtomicU64::new(0),
+            denials: AtomicU64::new(0),
         })
     }
 

@@ -9,11 +9,11 @@ use layer::{Error, ErrorKind, LayerId, Result};
 use proto::status::to_status;
 use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
 use proto::v1::{
-    AttachRequest, AttachResponse, CompleteRequest, CompleteResponse, DetachRequest,
-    DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse, ExportRequest,
-    ExportResponse, Plane, PrefetchRequest, PrefetchResponse, RecordRequest, RecordResponse,
-    StatsRequest, StatsResponse, StopRecordRequest, StopRecordResponse, WithdrawRequest,
-    WithdrawResponse,
+    AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, CompleteResponse,
+    DetachRequest, DetachResponse, DrainRequest, DrainResponse, EvictRequest, EvictResponse,
+    ExportRequest, ExportResponse, PinRequest, PinResponse, Plane, PrefetchRequest,
+    PrefetchResponse, RecordRequest, RecordResponse, StatsRequest, StatsResponse,
+    StopRecordRequest, StopRecordResponse, WithdrawRequest, WithdrawResponse,
 };
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -205,6 +205,35 @@ impl LayerFs for Service {
         self.blocking(move |node| {
             let freed_bytes = node.attachments.evict(&layer)?;
             Ok(EvictResponse { freed_bytes })
+        })
+        .await
+    }
+
+    async fn pin(&self, request: Request<PinRequest>) -> Result<Response<PinResponse>, Status> {
+        let PinRequest { layer_id, pinned } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            Ok(PinResponse { changed: node.attachments.set_pinned(&layer, pinned)? })
+        })
+        .await
+    }
+
+    async fn check(
+        &self,
+        request: Request<CheckRequest>,
+    ) -> Result<Response<CheckResponse>, Status> {
+        let CheckRequest { layer_id, repair } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            let checked = node.attachments.check(&layer, repair)?;
+            Ok(CheckResponse {
+                chunks: checked.findings.chunks,
+                bytes: checked.findings.bytes,
+                damages: checked.findings.damages,
+                listed: checked.findings.listed,
+                repaired: checked.repaired,
+                served: checked.served,
+            })
         })
         .await
     }

@@ -20,44 +20,37 @@ fn refuse<T>() -> Result<Response<T>, Status> {
     )))
 }
 
-#[tonic::async_trait]
-impl LayerFs for Numbered {
-    async fn attach(&self, _: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
-        refuse()
-    }
-    async fn detach(&self, _: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
-        refuse()
-    }
-    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
-        Ok(Response::new(StatsResponse { pid: self.0, ..StatsResponse::default() }))
-    }
-    async fn complete(
-        &self,
-        _: Request<CompleteRequest>,
-    ) -> Result<Response<CompleteResponse>, Status> {
-        refuse()
-    }
-    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<RecordResponse>, Status> {
-        refuse()
-    }
-    async fn stop_record(
-        &self,
-        _: Request<StopRecordRequest>,
-    ) -> Result<Response<StopRecordResponse>, Status> {
-        refuse()
-    }
-    async fn prefetch(
-        &self,
-        _: Request<PrefetchRequest>,
-    ) -> Result<Response<PrefetchResponse>, Status> {
-        refuse()
-    }
-    async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
-        refuse()
-    }
-    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
-        refuse()
-    }
+/// `Stats` and, by a line each, the calls that are refused.
+macro_rules! double {
+    ($($call:ident: $request:ident => $answer:ident,)+) => {
+        #[tonic::async_trait]
+        impl LayerFs for Numbered {
+            async fn stats(
+                &self,
+                _: Request<StatsRequest>,
+            ) -> Result<Response<StatsResponse>, Status> {
+                Ok(Response::new(StatsResponse { pid: self.0, ..StatsResponse::default() }))
+            }
+            $(async fn $call(&self, _: Request<$request>) -> Result<Response<$answer>, Status> {
+                refuse()
+            })+
+        }
+    };
+}
+
+double! {
+    attach: AttachRequest => AttachResponse,
+    detach: DetachRequest => DetachResponse,
+    export: ExportRequest => ExportResponse,
+    withdraw: WithdrawRequest => WithdrawResponse,
+    pin: PinRequest => PinResponse,
+    check: CheckRequest => CheckResponse,
+    complete: CompleteRequest => CompleteResponse,
+    record: RecordRequest => RecordResponse,
+    stop_record: StopRecordRequest => StopRecordResponse,
+    prefetch: PrefetchRequest => PrefetchResponse,
+    evict: EvictRequest => EvictResponse,
+    drain: DrainRequest => DrainResponse,
 }
 
 fn routes(number: u32) -> tonic::service::Routes {

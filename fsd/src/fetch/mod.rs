@@ -29,16 +29,16 @@ pub use waiter::{Class, Done, Failure};
 
 use crate::cache::{CachedLayer, Space};
 use crate::clock::{Clock, SystemClock};
+use crate::incidents::Incidents;
 use flights::Flights;
 use layer::{ChunkDigest, Context, Result};
-use crate::incidents::Incidents;
 use outage::Outage;
 use queue::Queue;
 use siblings::{DigestIndex, Siblings};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use timer::{Due, Timer};
 use waiter::Waiter;
 
@@ -51,20 +51,20 @@ const BACKGROUND_DEADLINE: Duration = Duration::from_secs(600);
 pub trait MakeRoom: Send + Sync {
     /// Drops something that nobody uses; false when there is nothing to drop.
     fn make_room(&self) -> bool;
-}
-
 
     /// A layer that nobody uses and that has this chunk.
     fn dormant(&self, digest: &ChunkDigest) -> Option<(Arc<CachedLayer>, usize)>;
+}
+
 /// Settings of the engine.
 #[derive(Debug, Clone)]
 pub struct FetchSettings {
     /// How long a demand may wait.
     pub deadline: Duration,
-    /// Threads that read and decode.
-    pub threads: usize,
     /// How long a disk may be full, with nothing to evict, before demands are refused.
     pub full_disk_deadline: Duration,
+    /// Threads that read and decode.
+    pub threads: usize,
 }
 
 /// What the engine did since it was made.
@@ -74,12 +74,14 @@ pub struct FetchCounters {
     pub fills: AtomicU64,
     /// Of them, taken from another layer on this node.
     pub copies: AtomicU64,
-    /// Plain bytes filled.
-    pub filled_bytes: AtomicU64,
     /// Of those, without copying: the files share their blocks.
     pub shared: AtomicU64,
+    /// Plain bytes filled.
+    pub filled_bytes: AtomicU64,
     /// Chunks whose bytes did not have their digest.
     pub verify_failures: AtomicU64,
+    /// Plain bytes read for readers and not kept.
+    pub uncached_bytes: AtomicU64,
 }
 
 /// A cached layer with what it takes to fetch its chunks.
@@ -90,9 +92,9 @@ pub struct FetchLayer {
     flights: Flights,
     digests: DigestIndex,
     fills: AtomicU64,
+    verify_failures: AtomicU64,
 }
 
-    verify_failures: AtomicU64,
 impl FetchLayer {
     /// Nothing is on its way yet.
     pub fn new(cached: Arc<CachedLayer>, source: Source) -> Arc<Self> {
@@ -115,13 +117,13 @@ impl FetchLayer {
     pub fn fills(&self) -> u64 {
         self.fills.load(Ordering::Relaxed)
     }
-}
-
 
     /// Reads of the store whose bytes did not have their digest.
     pub fn verify_failures(&self) -> u64 {
         self.verify_failures.load(Ordering::Relaxed)
     }
+}
+
 /// How a request was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Met {
@@ -142,9 +144,9 @@ struct Inner {
     store_away: Outage,
     disk_full: Outage,
     siblings: Siblings,
+    incidents: Incidents,
 }
 
-    incidents: Incidents,
 impl Inner {
     /// Tells those whose deadline has passed, and queues what has rested.
     fn ring(&self, due: Due) {
@@ -192,13 +194,13 @@ impl std::fmt::Debug for SpaceGuard {
 }
 
 impl SpaceGuard {
-    /// `NoSpace` when the disk has no room for this and none can be made.
-    fn check(&self, bytes: u64) -> Result<()> {
     /// Who was set to make room.
     fn owner(&self) -> Option<Arc<dyn MakeRoom>> {
         self.make_room.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone)
     }
 
+    /// `NoSpace` when the disk has no room for this and none can be made.
+    fn check(&self, bytes: u64) -> Result<()> {
         let Err(full) = self.space.check(bytes) else { return Ok(()) };
         let make_room = self.owner();
         while make_room.as_ref().is_some_and(|make_room| make_room.make_room()) {
@@ -208,6 +210,21 @@ impl SpaceGuard {
             }
         }
         Err(full)
+    }
+}
+
+/// What somebody waits for, and until when.
+#[derive(Debug, Clone)]
+struct Wanted {
+    layer: Arc<FetchLayer>,
+    chunks: Range<usize>,
+    class: Class,
+    deadline: Instant,
+}
+
+impl Wanted {
+    fn is_there(&self) -> bool {
+        self.layer.cached.has_all(self.chunks.clone())
     }
 }
 
@@ -242,6 +259,7 @@ impl Engine {
             store_away: Outage::default(),
             disk_full: Outage::default(),
             siblings: Siblings::default(),
+            incidents: Incidents::default(),
             settings,
         });
         Self { inner }
@@ -258,8 +276,22 @@ impl Engine {
         self.inner.siblings.add(layer);
     }
 
+    /// What went wrong lately.
+    pub fn incidents(&self) -> &Incidents {
+        &self.inner.incidents
+    }
+
+    /// How long a demand waits for room on a full disk.
+    pub fn full_disk_deadline(&self) -> Duration {
+        self.inner.settings.full_disk_deadline
+    }
+
+    /// Whether the cache disk is full with nothing to evict.
+    pub fn disk_is_full(&self) -> bool {
+        !self.inner.disk_full.begins()
+    }
+
     /// What was done so far.
-            incidents: Incidents::default(),
     pub fn counters(&self) -> &FetchCounters {
         &self.inner.counters
     }
@@ -276,17 +308,8 @@ impl Engine {
             Class::Demand => self.inner.settings.deadline,
             Class::Prefetch | Class::Background => BACKGROUND_DEADLINE,
         };
-    /// What went wrong lately.
-    pub fn incidents(&self) -> &Incidents {
-        &self.inner.incidents
-    }
-
-    /// Whether the cache disk is full with nothing to evict.
-    pub fn disk_is_full(&self) -> bool {
-        !self.inner.disk_full.begins()
-    }
-
-        self.request_within(layer, chunks, class, deadline, true, done)
+        let wanted = self.wanted(layer, chunks, class, deadline);
+        self.want(wanted, true, done)
     }
 
     /// Fetches chunks that will probably be read soon, behind all demand.
@@ -303,23 +326,42 @@ impl Engine {
         done: Done,
     ) -> Met {
         let deadline = self.inner.settings.deadline;
-        let met = self.request_within(layer, chunks, Class::Demand, deadline, false, done);
+        let wanted = self.wanted(layer, chunks, Class::Demand, deadline);
+        let met = self.want(wanted, false, done);
         worker::fill_one_demand(&self.inner);
         met
     }
 
-    fn request_within(
+    fn wanted(
         &self,
         layer: &Arc<FetchLayer>,
         chunks: Range<usize>,
         class: Class,
-        deadline: Duration,
-        wake: bool,
-        done: Done,
-    ) -> Met {
-        let waiter = Waiter::new(self.inner.clock.now() + deadline, done);
+        patience: Duration,
+    ) -> Wanted {
+        let deadline = self.inner.clock.now() + patience;
+        Wanted { layer: Arc::clone(layer), chunks, class, deadline }
+    }
+
+    /// Calls `done` once all that is wanted is there.
+    fn want(&self, wanted: Wanted, wake: bool, done: Done) -> Met {
+        let (engine, again) = (self.clone(), wanted.clone());
+        // INVARIANT: whoever is told finds every chunk present. While the last ones were on their way,
+        // the first may have been evicted, or lost by a failed write-back.
+        let waiter = Waiter::new(
+            wanted.deadline,
+            Box::new(move |result| {
+                if result.is_ok() && !again.is_there() {
+                    engine.want(again, true, done);
+                } else {
+                    done(result);
+                }
+            }),
+        );
+        let Wanted { layer, chunks, class, .. } = wanted;
         let asked = layer.flights.request(chunks, class, &waiter, |chunk| layer.cached.has(chunk));
-        self.inner.queue.push(layer, &asked.fresh, class, wake);
+        self.inner.queue.push(&layer, &asked.fresh, class, wake);
+        self.inner.queue.lift(&layer, &asked.lifted);
         // The guard goes last, so that the waiter is not told before every chunk was added.
         waiter.arrived();
         if !waiter.is_over() {
@@ -370,7 +412,9 @@ impl Engine {
     /// Reads and verifies one chunk without keeping it: for planes that answer reads themselves while
     /// the disk is full.
     pub fn read_uncached(&self, layer: &Arc<FetchLayer>, chunk: usize) -> Result<Vec<u8>> {
-        steps::read_uncached(&self.inner, layer, chunk)
+        let plain = steps::read_uncached(&self.inner, layer, chunk)?;
+        self.inner.counters.uncached_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+        Ok(plain)
     }
 }
 

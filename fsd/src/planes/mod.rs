@@ -22,34 +22,6 @@ use layer::Result;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Which plane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlaneKind {
-    /// EROFS on a sparse file that is filled on pre-content events.
-    ErofsFanotify,
-    /// EROFS on a FUSE file that fsd answers.
-    ErofsFuse,
-    /// The tree itself, answered over FUSE.
-    Fuse,
-    /// EROFS on demand through the kernel's cachefiles.
-    ErofsFscache,
-    /// EROFS on the plain data space that lies on a mounted store.
-    Direct,
-}
-
-impl PlaneKind {
-    /// The wire's name of it.
-    pub fn to_proto(self) -> proto::v1::Plane {
-        match self {
-            Self::ErofsFanotify => proto::v1::Plane::ErofsFanotify,
-            Self::ErofsFuse => proto::v1::Plane::ErofsFuse,
-            Self::Fuse => proto::v1::Plane::Fuse,
-            Self::ErofsFscache => proto::v1::Plane::ErofsFscache,
-            Self::Direct => proto::v1::Plane::Direct,
-        }
-    }
-}
-
 /// One way of giving a layer to the kernel.
 pub trait Plane: Send + Sync {
     /// Which one.
@@ -64,6 +36,12 @@ pub trait Plane: Send + Sync {
 
     /// Whether what is mounted reads right without any fsd, also before the layer is complete here.
     fn stands_alone(&self) -> bool {
+        false
+    }
+
+    /// Whether every read of the layer's data file is answered by fsd, through `reads`, so that parts of
+    /// the file may be evicted while it is mounted. Not where the kernel reads the file by itself.
+    fn answers_reads(&self, _layer: &Arc<ServedLayer>) -> bool {
         false
     }
 

@@ -206,6 +206,12 @@ impl LayerFs for FolderLayers {
     async fn evict(&self, _: Request<EvictRequest>) -> Result<Response<EvictResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
+    async fn pin(&self, _: Request<PinRequest>) -> Result<Response<PinResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+    async fn check(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
     async fn export(&self, _: Request<ExportRequest>) -> Result<Response<ExportResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }

@@ -10,7 +10,7 @@
 use crate::fetch::{Engine, Failure, Met, spawn};
 use crate::journal::{FileKey, Journal, Slot};
 use crate::served::{Registry, ServedLayer};
-use layer::Result;
+use layer::{ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,6 +27,8 @@ pub struct EventCounters {
     pub events: AtomicU64,
     /// Of them, with an error.
     pub errors: AtomicU64,
+    /// Of those, because the cache disk is full.
+    pub full: AtomicU64,
 }
 
 /// What the event threads share.
@@ -158,6 +160,10 @@ fn refuse(event: Event, layer: &ServedLayer, failure: &Failure, counters: &Event
         reason = %failure.chain(),
         "a read was refused"
     );
+    layer.denials.fetch_add(1, Ordering::Relaxed);
+    if failure.kind() == ErrorKind::NoSpace {
+        counters.full.fetch_add(1, Ordering::Relaxed);
+    }
     counters.errors.fetch_add(1, Ordering::Relaxed);
     counters.events.fetch_add(1, Ordering::Relaxed);
     settle(event.deny(Denial::from_errno(failure.kind().errno())));

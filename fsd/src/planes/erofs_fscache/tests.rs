@@ -182,11 +182,11 @@ impl Peer {
         let fault = Arc::new(Fault::new(Arc::new(Memory::new()), FaultPlan::default()));
         let store = Arc::new(Store::open(Arc::clone(&fault) as Arc<dyn store::Backend>).unwrap());
         let id = publish(&store);
-        let cache = NodeCache::open(folder.path(), 0).unwrap();
+        let cache = NodeCache::open(folder.path(), Default::default()).unwrap();
         let cached = Arc::new(cache.open_layer(&id, &store, None).unwrap());
         let counters = Arc::new(StoreCounters::default());
         let source = Source::new(id, CHUNKS, store, Arc::new(NoLocator), counters);
-        let settings = FetchSettings { deadline, threads: 4 };
+        let settings = FetchSettings { deadline, full_disk_deadline: deadline, threads: 4 };
         let engine = Engine::start(settings, cache.space().clone()).unwrap();
         let served = ServedLayer::new(FetchLayer::new(cached, source), false, Arc::default());
         let (socket, end) = Seqpacket::pair().unwrap();
