@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use layer::{Context, Error, ErrorKind, Result};
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::DuplexStream;
@@ -44,13 +44,14 @@ fn server() -> Server {
         .initial_connection_window_size(WINDOW_BYTES)
 }
 
+async fn dial(target: PathBuf) -> io::Result<TokioIo<UnixStream>> {
+    UnixStream::connect(target).await.map(TokioIo::new)
+}
+
 /// Connects to a daemon's Unix socket. `Unavailable` when nobody listens there.
 pub async fn unix(path: &Path) -> Result<Channel> {
     let target = path.to_path_buf();
-    let connector = service_fn(move |_: Uri| {
-        let target = target.clone();
-        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(target).await?)) }
-    });
+    let connector = service_fn(move |_: Uri| dial(target.clone()));
     endpoint().connect_with_connector(connector).await.map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("connect to {}", path.display()))
             .with_source(error)
@@ -60,10 +61,7 @@ pub async fn unix(path: &Path) -> Result<Channel> {
 /// A channel to a Unix socket that connects on first use and again after the daemon was restarted.
 pub fn unix_lazy(path: &Path) -> Channel {
     let target = path.to_path_buf();
-    endpoint().connect_with_connector_lazy(service_fn(move |_: Uri| {
-        let target = target.clone();
-        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(target).await?)) }
-    }))
+    endpoint().connect_with_connector_lazy(service_fn(move |_: Uri| dial(target.clone())))
 }
 
 /// Serves `routes` inside this process and returns a channel to them. The server ends with the last
@@ -93,7 +91,7 @@ pub async fn serve_unix(
     shutdown: impl Future<Output = ()>,
 ) -> Result<()> {
     let listener = bind(path)?;
-    let own_uid = std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::uid(&m)).ok();
+    let own_uid = std::fs::metadata(path).map(|metadata| metadata.uid()).ok();
     let incoming = UnixListenerStream::new(listener).filter(move |connection| {
         connection.as_ref().map_or(true, |stream| {
             let peer = stream.peer_cred().map(|credentials| credentials.uid()).ok();
@@ -111,13 +109,18 @@ pub async fn serve_unix(
                     .with_source(error)
             },
         );
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(%error, path = %path.display(), "remove socket");
-        }
-        _ => {}
+    if let Err(error) = remove(path) {
+        tracing::warn!(%error, path = %path.display(), "remove socket");
     }
     served
+}
+
+/// Removes a file that may not exist.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn bind(path: &Path) -> Result<UnixListener> {
@@ -125,12 +128,7 @@ fn bind(path: &Path) -> Result<UnixListener> {
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);
     let name = || format!("listen on {}", path.display());
-    match std::fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(Error::io(name(), error));
-        }
-        _ => {}
-    }
+    remove(&temporary).context(name)?;
     let listener = UnixListener::bind(&temporary).context(name)?;
     std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600)).context(name)?;
     std::fs::rename(&temporary, path).context(name)?;

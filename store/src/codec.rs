@@ -43,9 +43,9 @@ fn compress(slot: &mut Option<Encoder>, plain: &[u8], level: i32) -> Option<Vec<
     }
     let Encoder { zstd, scratch, .. } = slot.as_mut()?;
     // A buffer of the size that pays makes zstd stop as soon as it does not.
-    scratch.clear();
-    scratch.reserve(plain.len() - plain.len() / MIN_SAVING_PARTS);
     let room = plain.len() - plain.len() / MIN_SAVING_PARTS;
+    scratch.clear();
+    scratch.reserve(room);
     let stored = zstd.compress_to_buffer(plain, scratch).ok()?;
     (stored < room).then(|| scratch[..stored].to_vec())
 }
@@ -116,14 +116,11 @@ fn decompress(
     payload: &[u8],
     plain: &mut [u8],
 ) -> Result<usize> {
-    if slot.is_none() {
-        let fresh = Decompressor::new().map_err(|error| {
+    let zstd = match slot {
+        Some(zstd) => zstd,
+        empty => empty.insert(Decompressor::new().map_err(|error| {
             Error::new(ErrorKind::Internal, "make a zstd context").with_source(error)
-        })?;
-        *slot = Some(fresh);
-    }
-    let Some(zstd) = slot.as_mut() else {
-        return Err(Error::new(ErrorKind::Internal, "no zstd context"));
+        })?),
     };
     zstd.decompress_to_buffer(payload, plain)
         .map_err(|error| Error::corrupt("decompress a chunk").with_source(error))

@@ -68,7 +68,7 @@ pub fn run() -> Outcome {
     for complaint in &complaints {
         println!("tidy: {complaint}");
     }
-    Err(format!("{} complaints", complaints.len()))
+    Err(format!("{} of them; see above", complaints.len()))
 }
 
 fn sources() -> Result<Vec<Source>, String> {
@@ -76,6 +76,10 @@ fn sources() -> Result<Vec<Source>, String> {
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.rs"])
         .output()
         .map_err(|error| format!("git ls-files: {error}"))?;
+    if !listed.status.success() {
+        // Without a list there would be nothing to complain about.
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
+    }
     let names = String::from_utf8_lossy(&listed.stdout).into_owned();
     let mut sources = Vec::new();
     for name in names.split('\0').filter(|name| !name.is_empty()) {

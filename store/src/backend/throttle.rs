@@ -67,6 +67,7 @@ impl Backend for Throttle {
 
     fn read_all(&self, key: &Key, max_bytes: u64) -> Result<Vec<u8>> {
         let bytes = self.inner.read_all(key, max_bytes)?;
+        // Only now is it known how many had to pass.
         self.link.pass(bytes.len());
         Ok(bytes)
     }
