@@ -3,6 +3,7 @@
 //! Paths below the data directory are the seam to the other daemons and to a later fsd, so they are
 //! named here and nowhere else.
 
+pub use crate::cache::CacheLimit;
 use crate::planes::PlaneKind;
 use layer::{Error, LayerId, Result};
 use std::ffi::OsString;
@@ -31,28 +32,18 @@ pub struct FsdConfig {
     pub event_threads: usize,
     /// Free bytes of the cache disk below which nothing is filled.
     pub cache_reserve_bytes: u64,
+    /// How large the node cache may grow before the least recently used is evicted.
+    pub cache_limit: Option<CacheLimit>,
+    /// How long a reader waits while the cache disk is full and nothing can be evicted.
+    pub full_disk_deadline: Duration,
+    /// Compare a layer's metadata image with its digest at every attach, not only at the first.
+    pub verify_metadata: bool,
+    /// Where metrics are served over HTTP, if anywhere.
+    pub metrics: Option<std::net::SocketAddr>,
     /// How often filled data is written back and made durable.
     pub sync_interval: Duration,
     /// Readahead of mounted layers in bytes; the kernel's default when absent.
     pub readahead_bytes: Option<u64>,
-}
-
-/// Which plane serves a layer when the attach leaves it open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PlaneChoice {
-    /// The best that this host can do.
-    #[default]
-    Auto,
-    /// `erofs-fanotify` or an error.
-    ErofsFanotify,
-    /// `erofs-fuse` or an error.
-    ErofsFuse,
-    /// `fuse` or an error.
-    Fuse,
-    /// `erofs-fscache` or an error.
-    ErofsFscache,
-    /// `direct` or an error: only layers whose plain data space is on the store.
-    Direct,
 }
 
 impl FsdConfig {
@@ -67,6 +58,10 @@ impl FsdConfig {
             fill_threads: 8,
             event_threads: 4,
             cache_reserve_bytes: 64 << 20,
+            cache_limit: None,
+            full_disk_deadline: Duration::from_secs(5),
+            verify_metadata: false,
+            metrics: None,
             sync_interval: Duration::from_millis(1000),
             readahead_bytes: None,
         }
