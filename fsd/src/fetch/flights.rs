@@ -10,11 +10,10 @@
 // INVARIANT: a chunk's bit is set before its flight is removed, and requests look at the bit under the
 // lock, so no request misses both.
 
-use super::source::adjoin;
 use super::waiter::{Class, Failure, Waiter};
-use layer::location::Locations;
-use std::collections::HashMap;
+use layer::location::{Locations, Placement};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -51,18 +50,32 @@ pub struct History {
 pub struct Asked {
     /// Chunks to queue.
     pub fresh: Vec<usize>,
+    /// Chunks that became more urgent while they are read or decoded.
+    pub lifted: Vec<usize>,
     /// It waits for a chunk that somebody else asked for first.
     pub joined: bool,
 }
 
-/// Some neighbouring chunks that one read takes.
+/// Some chunks that lie near each other in a pack and that one read takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// Their indexes.
-    pub chunks: Range<usize>,
-    /// Stored bytes of all of them.
-    pub bytes: usize,
+    /// Their indexes, in the order of the pack; at least one.
+    pub chunks: Vec<usize>,
 }
+
+/// How far one read goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// The longest read that takes what is as urgent, in stored bytes.
+    pub bytes: u64,
+    /// The longest read that takes what is less urgent along.
+    pub extra_bytes: u64,
+    /// Bytes of others that a read may pass over to the next chunk.
+    pub gap_bytes: u64,
+}
+
+/// How many chunks a read looks at on either side.
+const MAX_LOOK: usize = 256;
 
 /// The flights of one layer.
 #[derive(Debug, Default)]
@@ -106,8 +119,10 @@ impl Flights {
                     asked.joined = true;
                     if class < flight.class {
                         flight.class = class;
-                        if flight.state == State::Queued {
-                            asked.fresh.push(chunk);
+                        match flight.state {
+                            State::Queued => asked.fresh.push(chunk),
+                            State::Running => asked.lifted.push(chunk),
+                            State::Resting => {}
                         }
                     }
                 }
@@ -116,55 +131,66 @@ impl Flights {
         asked
     }
 
+    /// Whether nothing is on its way.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Whether this chunk waits to be taken.
     pub fn is_queued(&self, chunk: usize) -> bool {
         self.lock().get(&chunk).is_some_and(|flight| flight.state == State::Queued)
     }
 
-    /// Takes a queued chunk and its queued neighbours in the pack, up to `max_bytes`.
-    pub fn take(&self, chunk: usize, locations: &Locations, max_bytes: usize) -> Option<Run> {
+    /// Takes a queued chunk and its queued neighbours in the pack, as far as `reach` goes.
+    pub fn take(&self, chunk: usize, locations: &Locations, reach: Reach) -> Option<Run> {
         let mut flights = self.lock();
-        let placement = |index: usize| locations.placements.get(index).copied().flatten();
-        let queued = |flights: &HashMap<usize, Flight>, index: usize| {
-            flights
-                .get(&index)
-                .is_some_and(|flight| flight.state == State::Queued && !flight.history.reread)
-        };
         let first = flights.get(&chunk).filter(|flight| flight.state == State::Queued)?;
-        let alone = first.history.reread;
-        let mut run = Run { chunks: chunk..chunk + 1, bytes: 0 };
-        if let Some(own) = placement(chunk) {
-            run.bytes = own.stored_bytes as usize;
-            let (mut low, mut high) = (own, own);
-            while !alone && queued(&flights, run.chunks.end) {
-                let Some(next) = placement(run.chunks.end).filter(|next| adjoin(&high, next))
-                else {
-                    break;
-                };
-                if run.bytes + next.stored_bytes as usize > max_bytes {
+        let (alone, class) = (first.history.reread, first.class);
+        let mut chunks = VecDeque::from([chunk]);
+        if let Some(own) = locations.placements.get(chunk).copied().flatten()
+            && !alone
+        {
+            let (mut start, mut end) = (own.offset, end_of(&own));
+            let wanted = |index: usize| {
+                let flight = flights.get(&index)?;
+                let takes = flight.state == State::Queued && !flight.history.reread;
+                let more = if flight.class <= class { reach.bytes } else { reach.extra_bytes };
+                takes.then_some(more)
+            };
+            for index in (chunk + 1..locations.placements.len()).take(MAX_LOOK) {
+                let Some(next) = locations.placements[index] else { continue };
+                if next.pack != own.pack || next.offset < end || next.offset - end > reach.gap_bytes
+                {
                     break;
                 }
-                run.bytes += next.stored_bytes as usize;
-                run.chunks.end += 1;
-                high = next;
+                let Some(longest) = wanted(index) else { continue };
+                if end_of(&next) - start > longest {
+                    break;
+                }
+                end = end_of(&next);
+                chunks.push_back(index);
             }
-            while !alone && run.chunks.start > 0 && queued(&flights, run.chunks.start - 1) {
-                let before = placement(run.chunks.start - 1).filter(|before| adjoin(before, &low));
-                let Some(before) = before else { break };
-                if run.bytes + before.stored_bytes as usize > max_bytes {
+            for index in (0..chunk).rev().take(MAX_LOOK) {
+                let Some(before) = locations.placements[index] else { continue };
+                let stop = end_of(&before);
+                if before.pack != own.pack || stop > start || start - stop > reach.gap_bytes {
                     break;
                 }
-                run.bytes += before.stored_bytes as usize;
-                run.chunks.start -= 1;
-                low = before;
+                let Some(longest) = wanted(index) else { continue };
+                if end - before.offset > longest {
+                    break;
+                }
+                start = before.offset;
+                chunks.push_front(index);
             }
         }
-        for index in run.chunks.clone() {
-            if let Some(flight) = flights.get_mut(&index) {
+        for index in &chunks {
+            if let Some(flight) = flights.get_mut(index) {
                 flight.state = State::Running;
             }
         }
-        Some(run)
+        Some(Run { chunks: chunks.into() })
     }
 
     /// The chunk is in the data file and its bit is set: tells who waited.
@@ -231,11 +257,15 @@ impl Flights {
     }
 }
 
+/// Where a chunk ends in its pack.
+pub fn end_of(place: &Placement) -> u64 {
+    place.offset + u64::from(place.stored_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use layer::PackId;
-    use layer::location::Placement;
     use layer::pack::Codec;
     use std::time::Duration;
 
@@ -254,19 +284,59 @@ mod tests {
         Waiter::new(Instant::now() + Duration::from_secs(60), Box::new(|_| ()))
     }
 
+    const REACH: Reach = Reach { bytes: 1000, extra_bytes: 1000, gap_bytes: 0 };
+
+    fn taken(flights: &Flights, chunk: usize, places: &Locations, reach: Reach) -> Vec<usize> {
+        flights.take(chunk, places, reach).map(|run| run.chunks).unwrap_or_default()
+    }
+
     #[test]
     fn neighbours_in_a_pack_are_taken_together_up_to_the_bound() {
         let flights = Flights::default();
         let places = locations(&[(0, 64, 10), (0, 74, 10), (0, 84, 10), (1, 94, 10), (1, 104, 10)]);
         flights.request(0..5, Class::Demand, &waiter(), |chunk| chunk == 4);
-        let run = flights.take(1, &places, 1000).unwrap();
-        assert_eq!(run, Run { chunks: 0..3, bytes: 30 });
-        assert!(flights.take(0, &places, 1000).is_none(), "already taken");
-        assert_eq!(flights.take(3, &places, 1000).unwrap().chunks, 3..4);
+        assert_eq!(taken(&flights, 1, &places, REACH), [0, 1, 2]);
+        assert!(flights.take(0, &places, REACH).is_none(), "already taken");
+        assert_eq!(taken(&flights, 3, &places, REACH), [3]);
 
         let bounded = Flights::default();
         bounded.request(0..3, Class::Demand, &waiter(), |_| false);
-        assert_eq!(bounded.take(0, &places, 25).unwrap().chunks, 0..2);
+        assert_eq!(taken(&bounded, 0, &places, Reach { bytes: 25, ..REACH }), [0, 1]);
+    }
+
+    #[test]
+    fn a_read_passes_over_small_gaps_only() {
+        let flights = Flights::default();
+        let places = locations(&[(0, 64, 10), (0, 74, 10), (0, 84, 10), (0, 120, 10), (0, 30, 10)]);
+        flights.request(0..5, Class::Prefetch, &waiter(), |chunk| chunk == 1);
+        assert_eq!(taken(&flights, 2, &places, Reach { gap_bytes: 10, ..REACH }), [0, 2]);
+        assert_eq!(taken(&flights, 3, &places, Reach { gap_bytes: 10, ..REACH }), [3]);
+        assert_eq!(taken(&flights, 4, &places, REACH), [4], "backwards in the pack");
+    }
+
+    #[test]
+    fn a_demand_takes_little_of_what_nobody_waits_for() {
+        let places = locations(&[(0, 0, 10), (0, 10, 10), (0, 20, 10), (0, 30, 10)]);
+        let reach = Reach { bytes: 1000, extra_bytes: 20, gap_bytes: 0 };
+        let flights = Flights::default();
+        flights.request(0..4, Class::Prefetch, &waiter(), |_| false);
+        flights.request(1..2, Class::Demand, &waiter(), |_| false);
+        assert_eq!(taken(&flights, 1, &places, reach), [1, 2]);
+        // A prefetch takes along what became urgent.
+        let flights = Flights::default();
+        flights.request(0..4, Class::Prefetch, &waiter(), |_| false);
+        flights.request(3..4, Class::Demand, &waiter(), |_| false);
+        assert_eq!(taken(&flights, 0, &places, reach), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_demand_lifts_what_is_on_its_way() {
+        let flights = Flights::default();
+        let places = locations(&[(0, 0, 10), (0, 10, 10)]);
+        flights.request(0..2, Class::Prefetch, &waiter(), |_| false);
+        taken(&flights, 0, &places, Reach { bytes: 10, ..REACH });
+        let asked = flights.request(0..2, Class::Demand, &waiter(), |_| false);
+        assert_eq!((asked.lifted, asked.fresh), (vec![0], vec![1]));
     }
 
     #[test]
@@ -285,7 +355,7 @@ mod tests {
         let flights = Flights::default();
         let soon = Waiter::new(Instant::now(), Box::new(|_| ()));
         flights.request(0..1, Class::Demand, &soon, |_| false);
-        flights.take(0, &locations(&[(0, 64, 1)]), 10).unwrap();
+        flights.take(0, &locations(&[(0, 64, 1)]), REACH).unwrap();
         let failure = Failure::from(layer::Error::corrupt("x"));
         flights.put_back(0, History::default(), Some(&failure)).unwrap();
         assert!(flights.wake(0, Instant::now() + Duration::from_secs(1)).is_none());

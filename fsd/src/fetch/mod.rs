@@ -22,6 +22,8 @@ mod waiter;
 mod worker;
 
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod tests;
 
 pub use source::{Locator, Source, StoreCounters};

@@ -1,7 +1,13 @@
-//! The work of the fill threads: demand before prefetch before background, decoding before reading.
+//! The work of the fill threads, in three lanes: demand before prefetch before background, always; and
+//! within a lane decoding before reading.
+//!
+//! Lower lanes never hold all threads: their reads are short and few at once, so that neither a thread nor
+//! the link to the store is busy with them for long when a demand comes. A demand for a chunk that a
+//! lower lane has read already lifts what is left to decode of it.
 //!
 //! Bounded: one ticket a flight and class (flights are bounded by the events that can be outstanding
-//! and by the window of a completion), and as many pieces to decode as one read of each thread brings.
+//! and by the windows of prefetch and completion), and as many pieces to decode as one read of each
+//! thread brings.
 //!
 //! Locking: one mutex and one condition variable.
 
@@ -47,33 +53,43 @@ pub enum Job {
     Read(Ticket, Class),
 }
 
+/// The work of one class.
+#[derive(Debug, Default)]
+struct Lane {
+    pieces: VecDeque<Piece>,
+    tickets: VecDeque<Ticket>,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    pieces: VecDeque<Piece>,
-    demand: VecDeque<Ticket>,
-    prefetch: VecDeque<Ticket>,
-    background: VecDeque<Ticket>,
-    background_running: usize,
+    demand: Lane,
+    prefetch: Lane,
+    background: Lane,
+    low_reads: usize,
 }
 
 impl State {
-    fn next(&mut self, background_limit: usize) -> Option<Job> {
-        if let Some(piece) = self.pieces.pop_front() {
-            return Some(Job::Decode(piece));
+    fn lane(&mut self, class: Class) -> &mut Lane {
+        match class {
+            Class::Demand => &mut self.demand,
+            Class::Prefetch => &mut self.prefetch,
+            Class::Background => &mut self.background,
         }
-        for (line, class) in
-            [(&mut self.demand, Class::Demand), (&mut self.prefetch, Class::Prefetch)]
-        {
-            if let Some(ticket) = line.pop_front() {
+    }
+
+    fn next(&mut self, low_limit: usize) -> Option<Job> {
+        for class in [Class::Demand, Class::Prefetch, Class::Background] {
+            let may_read = class == Class::Demand || self.low_reads < low_limit;
+            let lane = self.lane(class);
+            if let Some(piece) = lane.pieces.pop_front() {
+                return Some(Job::Decode(piece));
+            }
+            if may_read && let Some(ticket) = lane.tickets.pop_front() {
+                self.low_reads += usize::from(class != Class::Demand);
                 return Some(Job::Read(ticket, class));
             }
         }
-        if self.background_running == background_limit {
-            return None;
-        }
-        let ticket = self.background.pop_front()?;
-        self.background_running += 1;
-        Some(Job::Read(ticket, Class::Background))
+        None
     }
 }
 
@@ -82,13 +98,13 @@ impl State {
 pub struct Queue {
     state: Mutex<State>,
     ready: Condvar,
-    background_limit: usize,
+    low_limit: usize,
 }
 
 impl Queue {
-    /// At most `background_limit` threads are in background reads at once.
-    pub fn new(background_limit: usize) -> Self {
-        Self { state: Mutex::default(), ready: Condvar::new(), background_limit }
+    /// At most `low_limit` threads are in reads of lower lanes at once.
+    pub fn new(low_limit: usize) -> Self {
+        Self { state: Mutex::default(), ready: Condvar::new(), low_limit }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -101,12 +117,9 @@ impl Queue {
             return;
         }
         let mut state = self.lock();
-        let line = match class {
-            Class::Demand => &mut state.demand,
-            Class::Prefetch => &mut state.prefetch,
-            Class::Background => &mut state.background,
-        };
-        line.extend(chunks.iter().map(|chunk| Ticket { layer: Arc::clone(layer), chunk: *chunk }));
+        let tickets = &mut state.lane(class).tickets;
+        tickets
+            .extend(chunks.iter().map(|chunk| Ticket { layer: Arc::clone(layer), chunk: *chunk }));
         drop(state);
         if wake {
             self.ready.notify_one();
@@ -114,39 +127,65 @@ impl Queue {
     }
 
     /// Queues pieces to decode and wakes threads for them.
-    pub fn push_pieces(&self, pieces: impl Iterator<Item = Piece>) {
-        self.lock().pieces.extend(pieces);
+    pub fn push_pieces(&self, class: Class, pieces: impl Iterator<Item = Piece>) {
+        self.lock().lane(class).pieces.extend(pieces);
         self.ready.notify_all();
+    }
+
+    /// Somebody waits now for chunks that a lower lane has read: what of them is not decoded yet
+    /// becomes urgent.
+    pub fn lift(&self, layer: &Arc<FetchLayer>, chunks: &[usize]) {
+        if chunks.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        let mut lifted = VecDeque::new();
+        for class in [Class::Prefetch, Class::Background] {
+            let pieces = &mut state.lane(class).pieces;
+            for index in (0..pieces.len()).rev() {
+                let is_it = pieces.get(index).is_some_and(|piece| {
+                    Arc::ptr_eq(&piece.layer, layer) && chunks.contains(&piece.chunk)
+                });
+                if is_it && let Some(piece) = pieces.remove(index) {
+                    lifted.push_front(piece);
+                }
+            }
+        }
+        if !lifted.is_empty() {
+            state.demand.pieces.append(&mut lifted);
+            drop(state);
+            self.ready.notify_one();
+        }
     }
 
     /// Wakes a thread if something urgent still waits: for a caller that took only part of it.
     pub fn wake_for_rest(&self) {
         let mut state = self.lock();
-        while let Some(front) = state.demand.front() {
+        while let Some(front) = state.demand.tickets.front() {
             if front.layer.flights().is_queued(front.chunk) {
                 drop(state);
                 self.ready.notify_one();
                 return;
             }
-            state.demand.pop_front();
+            state.demand.tickets.pop_front();
         }
     }
 
-    /// A piece to decode, without waiting.
+    /// A piece to decode that somebody waits for, without waiting.
     pub fn try_piece(&self) -> Option<Piece> {
-        self.lock().pieces.pop_front()
+        self.lock().demand.pieces.pop_front()
     }
 
     /// A demand ticket, without waiting.
     pub fn try_demand(&self) -> Option<Ticket> {
-        self.lock().demand.pop_front()
+        self.lock().demand.tickets.pop_front()
     }
 
     /// Waits for work.
     pub fn wait(&self) -> Job {
         let mut state = self.lock();
         loop {
-            match state.next(self.background_limit) {
+            match state.next(self.low_limit) {
                 Some(job) => return job,
                 None => state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
@@ -156,14 +195,22 @@ impl Queue {
     /// The next work, without waiting.
     #[cfg(test)]
     pub fn try_next(&self) -> Option<Job> {
-        self.lock().next(self.background_limit)
+        self.lock().next(self.low_limit)
     }
 
-    /// A background read that [`Queue::wait`] gave out is over.
-    pub fn background_over(&self) {
+    /// Whether nothing is queued.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        let state = self.lock();
+        let lanes = [&state.demand, &state.prefetch, &state.background];
+        lanes.iter().all(|lane| lane.pieces.is_empty() && lane.tickets.is_empty())
+    }
+
+    /// A read of a lower lane that [`Queue::wait`] gave out is over.
+    pub fn low_read_over(&self) {
         let mut state = self.lock();
-        state.background_running -= 1;
-        if !state.background.is_empty() {
+        state.low_reads -= 1;
+        if !state.prefetch.tickets.is_empty() || !state.background.tickets.is_empty() {
             self.ready.notify_one();
         }
     }

@@ -3,7 +3,7 @@
 //! Locking: one mutex around the hint in use; it is held while a new hint is read, so that many
 //! readers of a stale one ask once.
 
-use layer::location::{Locations, Placement};
+use layer::location::Locations;
 use layer::{Error, LayerId, PackId, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -111,11 +111,6 @@ impl Source {
         self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(payload)
     }
-}
-
-/// Whether `next` lies right behind `before`, so that one read takes both.
-pub fn adjoin(before: &Placement, next: &Placement) -> bool {
-    before.pack == next.pack && before.offset + u64::from(before.stored_bytes) == next.offset
 }
 
 impl std::fmt::Debug for Source {

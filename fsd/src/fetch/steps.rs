@@ -10,7 +10,7 @@
 //!
 //! Locking: none is held here while anything blocks.
 
-use super::flights::{History, Run};
+use super::flights::{History, Reach, Run, end_of};
 use super::queue::{Job, Piece, Ticket};
 use super::siblings::Copied;
 use super::waiter::{Class, Failure};
@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The longest read for blocked readers, in stored bytes.
-const DEMAND_READ_BYTES: usize = 1 << 20;
-/// The longest read for everything else.
-const BACKGROUND_READ_BYTES: usize = 4 << 20;
+/// For blocked readers: long for them, short for what they only pass by.
+const DEMAND: Reach = Reach { bytes: 1 << 20, extra_bytes: 128 << 10, gap_bytes: 32 << 10 };
+/// For everything else: short, because a demand may come meanwhile and find the link busy.
+const LOW: Reach = Reach { bytes: 256 << 10, extra_bytes: 256 << 10, gap_bytes: 32 << 10 };
 const FIRST_REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_secs(2);
 
@@ -101,18 +101,18 @@ fn take(inner: &Arc<Inner>, ticket: &Ticket, class: Class) -> Next {
     if !layer.flights.is_queued(ticket.chunk) {
         return Next::Over;
     }
-    let longest = if class == Class::Demand { DEMAND_READ_BYTES } else { BACKGROUND_READ_BYTES };
+    let reach = if class == Class::Demand { DEMAND } else { LOW };
     let locations = match layer.source.locations() {
         Ok(locations) => locations,
         Err(error) => {
             let nowhere = Locations { packs: Vec::new(), placements: Vec::new() };
-            if let Some(run) = layer.flights.take(ticket.chunk, &nowhere, 0) {
+            if let Some(run) = layer.flights.take(ticket.chunk, &nowhere, reach) {
                 settle(inner, layer, &run, &Arc::new(nowhere), error);
             }
             return Next::Over;
         }
     };
-    let run = layer.flights.take(ticket.chunk, &locations, longest);
+    let run = layer.flights.take(ticket.chunk, &locations, reach);
     match run.and_then(|run| copy_from_siblings(inner, layer, run, &locations)) {
         Some(run) => Next::Then(Step::Read(Reading { layer: Arc::clone(layer), run, locations })),
         None => Next::Over,
@@ -124,23 +124,24 @@ fn take(inner: &Arc<Inner>, ticket: &Ticket, class: Class) -> Next {
 fn copy_from_siblings(
     inner: &Arc<Inner>,
     layer: &Arc<FetchLayer>,
-    run: Run,
+    mut run: Run,
     locations: &Locations,
 ) -> Option<Run> {
     let owner = inner.space.owner();
-    let left = run.chunks.filter(|chunk| !copy(inner, layer, *chunk, owner.as_deref()));
-    let left: Vec<usize> = left.collect();
-    let first = *left.first()?;
-    let together = left.iter().enumerate().take_while(|(at, chunk)| first + at == **chunk).count();
-    for chunk in &left[together..] {
-        let history = layer.flights.history(*chunk);
-        if let Some(class) = layer.flights.put_back(*chunk, history, None) {
-            inner.queue.push(layer, &[*chunk], class, true);
+    run.chunks.retain(|chunk| !copy(inner, layer, *chunk, owner.as_deref()));
+    let far = run.chunks.windows(2).position(|pair| {
+        let end = locations.get(pair[0]).map_or(0, |(_, place)| end_of(&place));
+        let next = locations.get(pair[1]).map_or(u64::MAX, |(_, place)| place.offset);
+        next.saturating_sub(end) > DEMAND.gap_bytes
+    });
+    let others = far.map_or_else(Vec::new, |at| run.chunks.split_off(at + 1));
+    for chunk in others {
+        let history = layer.flights.history(chunk);
+        if let Some(class) = layer.flights.put_back(chunk, history, None) {
+            inner.queue.push(layer, &[chunk], class, true);
         }
     }
-    let stored = |chunk| locations.get(chunk).map_or(0, |(_, place)| place.stored_bytes as usize);
-    let chunks = first..first + together;
-    Some(Run { bytes: chunks.clone().map(stored).sum(), chunks })
+    (!run.chunks.is_empty()).then_some(run)
 }
 
 /// Fills a chunk from another layer of this node; false when none has it.
@@ -179,14 +180,16 @@ fn read(inner: &Arc<Inner>, reading: &Reading) -> Next {
 
 fn read_run(reading: &Reading) -> Result<Vec<Piece>> {
     let Reading { layer, run, locations } = reading;
-    let Some((pack, first)) = locations.get(run.chunks.start) else {
-        let text =
-            format!("no location for chunk {} of layer {}", run.chunks.start, layer.cached.id());
+    // INVARIANT: a run has at least one chunk.
+    let (first, last) = (run.chunks[0], run.chunks[run.chunks.len() - 1]);
+    let (Some((pack, first)), Some((_, last))) = (locations.get(first), locations.get(last)) else {
+        let text = format!("no location for chunk {first} of layer {}", layer.cached.id());
         return Err(Error::not_found(text));
     };
-    let payload = Arc::new(layer.source.read(&pack, first.offset, run.bytes)?);
+    let bytes = (end_of(&last) - first.offset) as usize;
+    let payload = Arc::new(layer.source.read(&pack, first.offset, bytes)?);
     let mut pieces = Vec::with_capacity(run.chunks.len());
-    for chunk in run.chunks.clone() {
+    for chunk in run.chunks.iter().copied() {
         let Some((_, placement)) = locations.get(chunk) else { continue };
         let start = (placement.offset - first.offset) as usize;
         pieces.push(Piece {
@@ -305,7 +308,7 @@ fn settle(
     error: Error,
 ) {
     let failure = Failure::from(error);
-    for chunk in run.chunks.clone() {
+    for chunk in run.chunks.iter().copied() {
         let error = failure.to_error();
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::Corrupt => {

@@ -2,7 +2,7 @@
 //!
 //! Locking: none is held here while anything blocks.
 
-use super::queue::Piece;
+use super::queue::{Job, Piece};
 use super::steps::{Next, Step};
 use super::waiter::Class;
 use super::{FetchLayer, Inner};
@@ -14,11 +14,14 @@ const SHARE_BYTES: usize = 128 << 10;
 /// The body of a fill thread.
 pub fn run(inner: &Arc<Inner>) {
     loop {
-        let step = Step::from(inner.queue.wait());
-        let background = matches!(step, Step::Take(_, Class::Background));
-        carry(inner, step);
-        if background {
-            inner.queue.background_over();
+        match inner.queue.wait() {
+            Job::Read(ticket, class) => {
+                carry(inner, Step::Take(ticket, class), class);
+                if class != Class::Demand {
+                    inner.queue.low_read_over();
+                }
+            }
+            Job::Decode(piece) => carry(inner, Step::Decode(piece), Class::Demand),
         }
     }
 }
@@ -34,19 +37,28 @@ pub fn run_timer(inner: &Arc<Inner>) {
 /// Takes the oldest demand and fills it; leaves the rest to the fill threads.
 pub fn fill_one_demand(inner: &Arc<Inner>) {
     if let Some(ticket) = inner.queue.try_demand() {
-        carry(inner, Step::Take(ticket, Class::Demand));
+        carry(inner, Step::Take(ticket, Class::Demand), Class::Demand);
     }
     inner.queue.wake_for_rest();
 }
 
-fn carry(inner: &Arc<Inner>, mut step: Step) {
+fn carry(inner: &Arc<Inner>, mut step: Step, class: Class) {
     loop {
         match step.advance(inner) {
             Next::Over => return,
             Next::Then(next) => step = next,
-            Next::Decode(pieces) => return share(inner, pieces),
+            Next::Decode(pieces) if class == Class::Demand => return share(inner, pieces),
+            Next::Decode(pieces) => return line_up(inner, pieces, class),
         }
     }
+}
+
+/// Leaves what a lower lane has read to be decoded in its turn; what became urgent meanwhile is.
+fn line_up(inner: &Arc<Inner>, pieces: Vec<Piece>, class: Class) {
+    let (urgent, rest): (Vec<_>, Vec<_>) =
+        pieces.into_iter().partition(|piece| piece.layer.flights.is_demanded(piece.chunk));
+    inner.queue.push_pieces(class, rest.into_iter());
+    share(inner, urgent);
 }
 
 /// Decodes what was read; large reads together with other threads.
@@ -55,15 +67,16 @@ fn share(inner: &Arc<Inner>, pieces: Vec<Piece>) {
         pieces.iter().map(|piece| plain_bytes(&piece.layer, piece.chunk) as usize).sum();
     let mut pieces = pieces.into_iter();
     let Some(first) = pieces.next() else { return };
+    let demand = Class::Demand;
     if pieces.len() > 0 && plain >= SHARE_BYTES {
-        inner.queue.push_pieces(pieces);
-        carry(inner, Step::Decode(first));
+        inner.queue.push_pieces(demand, pieces);
+        carry(inner, Step::Decode(first), demand);
         while let Some(piece) = inner.queue.try_piece() {
-            carry(inner, Step::Decode(piece));
+            carry(inner, Step::Decode(piece), demand);
         }
     } else {
-        carry(inner, Step::Decode(first));
-        pieces.for_each(|piece| carry(inner, Step::Decode(piece)));
+        carry(inner, Step::Decode(first), demand);
+        pieces.for_each(|piece| carry(inner, Step::Decode(piece), demand));
     }
 }
 
