@@ -19,6 +19,7 @@ pub mod private_mapping;
 pub mod probe;
 pub mod process;
 pub mod pty;
+pub mod reflink;
 pub mod seccomp;
 pub mod socket;
 
