@@ -1,1 +1,235 @@
-//! The cache without an engine: evictions broken off at every step.
+//! The cache without an engine: evictions that are broken off at every step, readers meanwhile, repairs.
+
+use super::evict::Evicting;
+use super::*;
+use layer::ChunkDigest;
+use layer::chunk::{BLOCK_BYTES, Chunk};
+use layer::layer_file::LayerFile;
+use layer::manifest::LayerKind;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use store::backend::memory::Memory;
+
+const CHUNKS: usize = 40;
+const CHUNK_BYTES: usize = 4 * BLOCK_BYTES as usize;
+
+fn plain(index: usize) -> Vec<u8> {
+    let word = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..CHUNK_BYTES as u64 / 8)
+        .flat_map(|at| (word ^ at.wrapping_mul(word)).to_le_bytes())
+        .collect()
+}
+
+/// A cache folder and a store with one layer of [`CHUNKS`] chunks.
+struct Shop {
+    folder: tempfile::TempDir,
+    store: Store,
+    id: LayerId,
+}
+
+impl Shop {
+    fn new() -> Self {
+        let store = Store::open(Arc::new(Memory::new())).unwrap();
+        let chunk = |index: usize| Chunk {
+            start_block: index as u32 * 4,
+            blocks: 4,
+            digest: ChunkDigest::of(&plain(index)),
+        };
+        let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
+        let metadata = vec![7; 4096];
+        let manifest = Manifest {
+            directories: 1,
+            ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
+        };
+        let file = LayerFile { manifest, chunk_table, metadata };
+        let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();
+        Self { folder: tempfile::tempdir().unwrap(), store, id }
+    }
+
+    fn cache(&self) -> NodeCache {
+        NodeCache::open(self.folder.path(), CacheSettings::default()).unwrap()
+    }
+
+    fn open(&self, cache: &NodeCache) -> CachedLayer {
+        cache.open_layer(&self.id, &self.store, None).unwrap()
+    }
+
+    /// A layer with all chunks, durably.
+    fn full(&self, cache: &NodeCache) -> CachedLayer {
+        let layer = self.open(cache);
+        (0..CHUNKS).for_each(|chunk| layer.fill(chunk, &plain(chunk)).unwrap());
+        layer.make_durable().unwrap();
+        layer
+    }
+}
+
+/// What a chunk is if it counts as present.
+fn assert_right(layer: &CachedLayer) {
+    let mut got = vec![0; CHUNK_BYTES];
+    for chunk in (0..CHUNKS).filter(|chunk| layer.has(*chunk)) {
+        layer.read((chunk * CHUNK_BYTES) as u64, &mut got).unwrap();
+        assert!(got == plain(chunk), "chunk {chunk}");
+    }
+}
+
+fn blocks(shop: &Shop, cache: &NodeCache) -> u64 {
+    std::fs::metadata(cache.folder_of(&shop.id).join(DATA)).unwrap().blocks() * 512
+}
+
+#[test]
+fn an_eviction_broken_off_at_any_step_leaves_no_bit_without_its_bytes() {
+    for end in [Evicting::Begun, Evicting::Forgotten, Evicting::Punched] {
+        let shop = Shop::new();
+        let cache = shop.cache();
+        let layer = shop.full(&cache);
+        let broken = layer.evict_stepwise(&[3, 4, 20, 30], |step| match step == end {
+            true => Err(Error::new(ErrorKind::Internal, "killed here")),
+            false => Ok(()),
+        });
+        assert!(broken.is_err());
+        // In the process that goes on, and in the next one.
+        assert_right(&layer);
+        drop((layer, cache));
+        let cache = shop.cache();
+        let layer = shop.open(&cache);
+        assert_right(&layer);
+        let left = (0..CHUNKS).filter(|chunk| layer.has(*chunk)).count();
+        assert_eq!(left, if end == Evicting::Begun { CHUNKS } else { CHUNKS - 4 }, "{end:?}");
+        for chunk in [3, 4, 20, 30].into_iter().filter(|_| left < CHUNKS) {
+            layer.fill(chunk, &plain(chunk)).unwrap();
+        }
+        layer.make_durable().unwrap();
+        assert!(layer.is_durably_complete());
+        assert_right(&layer);
+    }
+}
+
+#[test]
+fn an_eviction_gives_back_its_blocks_and_is_durable() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    let layer = shop.full(&cache);
+    let before = blocks(&shop, &cache);
+    let wanted: Vec<usize> = (8..24).collect();
+    assert_eq!(layer.evict(&wanted).unwrap(), (16 * CHUNK_BYTES) as u64);
+    assert_eq!(layer.evict(&wanted).unwrap(), 0);
+    assert_eq!(before - blocks(&shop, &cache), (16 * CHUNK_BYTES) as u64);
+    assert!(!layer.is_durably_complete() && !layer.has(8) && layer.has(7) && layer.has(24));
+    assert_eq!(layer.read(8 * CHUNK_BYTES as u64, &mut [0]).unwrap_err().kind(), ErrorKind::Busy);
+    let again = shop.open(&cache);
+    assert!(!(8..24).any(|chunk| again.has(chunk)) && again.has(7));
+    assert_eq!(layer.groups().iter().map(|(_, chunks, _)| chunks.len()).sum::<usize>(), 24);
+}
+
+#[test]
+fn a_reader_during_evictions_sees_right_bytes_or_is_told() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    let layer = shop.full(&cache);
+    let (over, right, told) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for reader in 0..3 {
+            let (layer, over, right, told) = (&layer, &over, &right, &told);
+            scope.spawn(move || {
+                let mut got = vec![0; CHUNK_BYTES];
+                for round in 0.. {
+                    let chunk = (round * 7 + reader) % CHUNKS;
+                    // As a plane does: look first, read then.
+                    if layer.has(chunk) {
+                        match layer.read((chunk * CHUNK_BYTES) as u64, &mut got) {
+                            Ok(()) => {
+                                assert!(got == plain(chunk), "chunk {chunk}");
+                                right.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Err(error) => {
+                                assert_eq!(error.kind(), ErrorKind::Busy);
+                                told.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    } else {
+                        layer.fill(chunk, &plain(chunk)).unwrap();
+                    }
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        for round in 0..150 {
+            let some: Vec<usize> = (0..CHUNKS).filter(|chunk| (chunk + round) % 3 > 0).collect();
+            layer.evict(&some).unwrap();
+            if round % 10 == 0 {
+                layer.make_durable().unwrap();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(right.load(Ordering::Relaxed) > 0);
+    layer.make_durable().unwrap();
+    assert_right(&shop.open(&cache));
+}
+
+#[test]
+fn what_a_crash_left_behind_cleared_bits_is_given_back_at_the_next_open() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    let layer = shop.open(&cache);
+    let folder = cache.folder_of(&shop.id);
+    // Filled and never made durable, as by a process that was killed; more than a mebibyte of it.
+    let data = std::fs::OpenOptions::new().write(true).open(folder.join(DATA)).unwrap();
+    drop(layer);
+    let before = blocks(&shop, &cache);
+    data.set_len(0).unwrap();
+    data.set_len((CHUNKS * CHUNK_BYTES) as u64).unwrap();
+    data.write_all_at(&vec![9; CHUNKS * CHUNK_BYTES], 0).unwrap();
+    // The whole layer is smaller than the slack, so it is asked for directly.
+    let again = shop.open(&cache);
+    assert!(blocks(&shop, &cache) > before);
+    again.give_back_absent().unwrap();
+    assert_eq!(blocks(&shop, &cache), 0);
+}
+
+#[test]
+fn a_check_finds_every_kind_of_damage_and_dropping_it_is_durable() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    drop(shop.full(&cache));
+    let folder = cache.folder_of(&shop.id);
+    let found = |cache: &NodeCache| {
+        let mut findings = cache.check_description(&shop.id);
+        if !findings.ruined {
+            shop.open(cache).check_chunks(&mut findings);
+        }
+        findings
+    };
+    let whole = found(&cache);
+    assert_eq!((whole.damages, whole.chunks), (0, CHUNKS as u64));
+    let data = std::fs::OpenOptions::new().write(true).open(folder.join(DATA)).unwrap();
+    data.write_all_at(b"?", 5 * CHUNK_BYTES as u64 + 9).unwrap();
+    let flipped = found(&cache);
+    assert_eq!(flipped.bad_chunks, [5]);
+    shop.open(&cache).evict(&flipped.bad_chunks).unwrap();
+    let repaired = found(&cache);
+    assert_eq!((repaired.damages, repaired.chunks), (0, CHUNKS as u64 - 1));
+    std::fs::write(folder.join(PRESENT), b"no state").unwrap();
+    assert_eq!(found(&cache).damages, 1);
+    std::fs::write(folder.join(METADATA), vec![8; 4096]).unwrap();
+    assert!(found(&cache).ruined);
+}
+
+#[test]
+fn a_layer_out_of_use_gives_its_chunks_until_it_goes() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    drop(shop.full(&cache));
+    drop(cache);
+    let cache = shop.cache();
+    let digest = ChunkDigest::of(&plain(7));
+    assert!(cache.shelf().find(&digest).is_empty());
+    cache.fill_shelf().unwrap();
+    assert_eq!(cache.shelf().find(&digest), [(shop.id, 7)]);
+    assert!(cache.open_dormant(&shop.id).unwrap().has(7));
+    cache.remove(&shop.id).unwrap();
+    assert!(cache.shelf().find(&digest).is_empty());
+    assert!(cache.open_dormant(&shop.id).is_err());
+}
