@@ -210,9 +210,11 @@ impl CachedLayer {
         let name = || format!("fill chunk {chunk} of layer {}", self.id);
         let entry = self.chunk(chunk)?;
         debug_assert_eq!(plain.len(), entry.plain_bytes() as usize);
-        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
         self.files.write_data(plain, entry.offset()).context(name)?;
-        self.filled(chunk, entry)
+        let filled = self.filled(chunk, entry);
+        drop(access);
+        self.checked(filled)
     }
 
     /// Fills a chunk with the blocks of another layer's data file, and verifies what it got. False where
@@ -220,7 +222,7 @@ impl CachedLayer {
     pub fn fill_shared(&self, chunk: usize, source: &Self, source_chunk: usize) -> Result<bool> {
         let name = || format!("share chunk {chunk} of layer {}", self.id);
         let (entry, from) = (self.chunk(chunk)?, source.chunk(source_chunk)?.byte_range());
-        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
         match self.files.share(source.quiet_data(), from, entry.offset()) {
             Err(error) if sys::reflink::cannot_share(&error) => return Ok(false),
             Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return Ok(false),
@@ -232,10 +234,20 @@ impl CachedLayer {
         if ChunkDigest::of(&plain) != entry.digest {
             return Err(Error::corrupt(name()));
         }
-        self.filled(chunk, entry).map(|()| true)
+        let filled = self.filled(chunk, entry);
+        drop(access);
+        self.checked(filled).map(|()| true)
     }
 
-    /// Under `access`: the bytes of a chunk are in the file.
+    /// A fill whose own flush failed may have lost what others had filled.
+    fn checked(&self, filled: Result<()>) -> Result<()> {
+        if filled.is_err() {
+            self.distrust(&self.durable.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        filled
+    }
+
+    /// Under `access`: the bytes of a chunk are in the file. Fails only when a flush does.
     fn filled(&self, chunk: usize, entry: &Chunk) -> Result<()> {
         if self.write_back_failed.load(Ordering::Acquire) {
             // The disk has lost pages of this file before: the page cache is no proof any more.

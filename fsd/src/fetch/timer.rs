@@ -55,6 +55,19 @@ impl Timer {
         }
     }
 
+    /// What is due, without waiting.
+    #[cfg(test)]
+    pub fn due(&self, now: Instant) -> Due {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).take_due(now)
+    }
+
+    /// Whether nothing is watched.
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waiters.is_empty() && state.resting.is_empty()
+    }
+
     /// Waits until something is due.
     pub fn wait(&self, clock: &dyn Clock) -> Due {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

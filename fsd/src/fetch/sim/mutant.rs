@@ -1,0 +1,31 @@
+//! Engines that are wrong on purpose: test doubles, to show that the simulation would notice.
+//!
+//! Each replaces one step of the real engine. None exists outside of tests.
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutant {
+    /// Nothing.
+    None,
+    /// Bits become durable before the data that they speak of.
+    RecordsBeforeTheSync,
+    /// What was read is kept whatever its digest.
+    DoesNotVerify,
+    /// Bits are set, and readers let go, before the bytes are written.
+    SetsTheBitBeforeTheBytes,
+    /// Data is thrown away while its bits are set.
+    PunchesBeforeTheBit,
+    /// A chunk that rests is never woken.
+    ForgetsTheResting,
+}
+
+impl Mutant {
+    /// Every one that has to be found.
+    pub const ALL: [Self; 5] = [
+        Self::RecordsBeforeTheSync,
+        Self::DoesNotVerify,
+        Self::SetsTheBitBeforeTheBytes,
+        Self::PunchesBeforeTheBit,
+        Self::ForgetsTheResting,
+    ];
+}
