@@ -93,6 +93,8 @@ pub enum Action {
     Stats,
     /// Check a layer, or every layer of an environment, on the store
     Fsck(Fsck),
+    /// Lay the plain data of a layer on the store, so that hosts mount it without a daemon
+    Materialise(Materialise),
     /// Rebuild the catalog from the store alone
     Reindex,
     /// Measure something, or list what can be measured
@@ -508,6 +510,14 @@ pub struct Fsck {
     /// Read and check every byte of data too (the data directory then goes before `fsck`)
     #[arg(long = "data")]
     pub read_data: bool,
+}
+
+/// `materialise`
+#[derive(Debug, Args)]
+pub struct Materialise {
+    /// KIND/NAME:TAG, NAME:TAG of an environment, or an id
+    #[arg(value_name = "REF")]
+    pub reference: String,
 }
 
 /// `bench`

@@ -143,6 +143,32 @@ fn check_layer(store: &Store, id: &LayerId, read_data: bool, findings: &mut Find
         Ok(None) => findings.note(format!("layer {id} has no location hint")),
         Err(error) => findings.note(format!("location hint of layer {id}: {}", error.chain())),
     }
+    check_space(store, id, &file, read_data, findings);
+}
+
+/// The plain data space of the `direct` plane, where there is one.
+fn check_space(
+    store: &Store,
+    id: &LayerId,
+    file: &LayerFile,
+    read_data: bool,
+    findings: &mut Findings,
+) {
+    let right = file.chunk_table.data_bytes();
+    let found = match store.space(id) {
+        Ok(Some(space)) if space.bytes != right => {
+            return findings.note(store::wrong_length(id, space.bytes, right));
+        }
+        Ok(Some(_)) if read_data => {
+            findings.bytes_read += right;
+            store.check_space(id, &file.chunk_table)
+        }
+        other => other.map(|_| Vec::new()),
+    };
+    match found {
+        Ok(damages) => damages.into_iter().for_each(|damage| findings.note(damage)),
+        Err(error) => findings.note(format!("plain data space of layer {id}: {}", error.chain())),
+    }
 }
 
 /// What a pack's own footer says.

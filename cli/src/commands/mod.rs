@@ -8,6 +8,7 @@ mod copy;
 mod doctor;
 mod exec;
 mod images;
+mod materialise;
 mod mount;
 mod node;
 mod overlay_view;
@@ -76,6 +77,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Profile(action) => profile::profile(&scene, action).await,
         Action::Stats => stats::stats(&scene).await,
         Action::Fsck(args) => check::fsck(&scene, &args).await,
+        Action::Materialise(args) => materialise::materialise(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
         Action::Fsd => node::fsd(&scene).await,
         Action::Doctor | Action::Bench(_) | Action::Keeper(_) => Ok(()),
