@@ -8,8 +8,9 @@ use crate::stage;
 use crate::wire::{Failure, Step};
 use crate::zygote::{Shared, failed};
 use proto::launch::{Launch, Ready, Reply};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use sys::capability::{self, CapabilitySet};
 use sys::mount::{
@@ -17,10 +18,10 @@ use sys::mount::{
 };
 use sys::process::{self, Namespaces, signals};
 
-/// Parts of /proc that tell of or reach the host: covered.
-const MASKED: [&str; 15] = [
-    "acpi",
-    "asound",
+/// Parts of /proc that tell of or reach the host: covered. Which of them exist depends on the kernel, and
+/// changes when it loads a module.
+const MASKED_FOLDERS: [&str; 3] = ["acpi", "asound", "scsi"];
+const MASKED_FILES: [&str; 12] = [
     "interrupts",
     "kallsyms",
     "kcore",
@@ -31,7 +32,6 @@ const MASKED: [&str; 15] = [
     "kpageflags",
     "latency_stats",
     "sched_debug",
-    "scsi",
     "sysrq-trigger",
     "timer_list",
 ];
@@ -112,6 +112,7 @@ fn mount_proc(root: &MountFd) -> io::Result<MountFd> {
     let proc = Proc::default().mount_detached(Attributes::KERNEL)?;
     let place = root.open_inside(Path::new("proc"))?;
     mount::attach_at(&proc, place.as_fd(), Path::new(""))?;
+    // Nobody can put a link into a new /proc, so its names mean what they say.
     for path in READ_ONLY {
         let part = match mount::clone_tree_at(proc.as_fd(), Path::new(path), Recursive::No) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -119,19 +120,24 @@ fn mount_proc(root: &MountFd) -> io::Result<MountFd> {
         };
         let set = Attributes { read_only: true, ..Attributes::KERNEL };
         part.set_attributes(&AttributeChange { set, ..AttributeChange::default() })?;
-        cover(&proc, path, Ok(part))?;
+        mount::attach_at(&part, proc.as_fd(), Path::new(path))?;
     }
-    for path in MASKED {
-        let place = match proc.open_inside(Path::new(path)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            place => place?,
-        };
-        let kind = sys::file::stat_fd(place.as_fd())?.kind;
-        let mask =
-            if kind == sys::file::FileKind::Directory { stage::empty()? } else { stage::null()? };
-        mount::attach_at(&mask, place.as_fd(), Path::new(""))?;
-    }
+    mask(&proc, &MASKED_FOLDERS, stage::empty)?;
+    mask(&proc, &MASKED_FILES, stage::null)?;
     Ok(proc)
+}
+
+/// Covers those of `paths` that exist.
+fn mask(proc: &MountFd, paths: &[&str], cover: impl Fn() -> io::Result<MountFd>) -> io::Result<()> {
+    let mut unused = None;
+    for path in paths {
+        let mask = unused.take().map_or_else(&cover, Ok)?;
+        match mount::attach_at(&mask, proc.as_fd(), Path::new(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => unused = Some(mask),
+            attached => attached?,
+        }
+    }
+    Ok(())
 }
 
 /// Whether nothing is left of the sandbox that had this network before: no socket of any kind, and no
@@ -184,9 +190,10 @@ fn files(root: &MountFd, launch: &Launch) -> io::Result<()> {
     ];
     for (name, content) in contents {
         let path = Path::new(stage::FILES).join(name);
-        std::fs::write(&path, content)?;
-        let folder = std::fs::File::open(stage::FILES)?;
-        sys::file::set_mode_at(folder.as_fd(), name.as_bytes(), 0o644)?;
+        // The umask is zero here.
+        let mut how = std::fs::OpenOptions::new();
+        let mut file = how.write(true).create_new(true).mode(0o644).open(&path)?;
+        file.write_all(content)?;
         let file = mount::clone_tree(&path, Recursive::No);
         cover_present(root, &format!("etc/{name}"), file)?;
     }
@@ -199,5 +206,5 @@ fn confine(shared: &Shared) -> io::Result<()> {
     capability::limit_bounding_set(CapabilitySet::NONE)?;
     process::set_undumpable()?;
     process::set_no_new_privileges()?;
-    shared.filter.install()
+    shared.init_filter.install()
 }

@@ -9,6 +9,7 @@ use proto::launch::{Configure, Configured, Ended, Failed, Launch, Reply, Request
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use sys::capability::{self, CapabilitySet};
 use sys::cgroup;
 use sys::process::{self, Exit, Fork, Forked, Namespaces, signals};
 use sys::seccomp::Filter;
@@ -23,6 +24,8 @@ pub struct Shared {
     pub version_2: Option<OwnedFd>,
     /// What a sandbox may ask of the kernel.
     pub filter: Filter,
+    /// What an init may ask of the kernel.
+    pub init_filter: Filter,
     /// Our own pid namespace, to come back to.
     pid_namespace: OwnedFd,
 }
@@ -78,6 +81,8 @@ fn prepare(wire: &Wire) -> io::Result<()> {
     // A child that is stopped on its way into a sandbox shows /proc/PID/net there: an empty one.
     process::unshare(Namespaces::NET)?;
     process::new_session()?;
+    // Once for all that come of this process: each right costs a call to give up.
+    capability::limit_bounding_set(CapabilitySet::SANDBOX)?;
     signals::reset()?;
     signals::block_all()?;
     // The modes that are asked for are the ones that count here; a command gets the usual mask.
@@ -107,7 +112,8 @@ fn configure(wire: Wire) -> Result<Shared, Failure> {
         .map(OwnedFd::from)
         .step(|| "open the pid namespace".into())?;
     stage::build()?;
-    Ok(Shared { wire, version_1, version_2, filter, pid_namespace })
+    let init_filter = Filter::init();
+    Ok(Shared { wire, version_1, version_2, filter, init_filter, pid_namespace })
 }
 
 fn reap(wire: &Wire) -> io::Result<()> {

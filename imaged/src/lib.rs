@@ -53,6 +53,11 @@ impl Service {
         Ok(Self { images: Arc::new(images::Images::open(config.store, &config.catalog_dir)?) })
     }
 
+    /// What the call `Resolve` answers, for a caller in the same process. Blocks.
+    pub fn resolve(&self, name: &str) -> Result<proto::v1::ResolveResponse> {
+        self.images.resolve(name).map(wire::resolved)
+    }
+
     /// The gRPC routes of this daemon.
     pub fn routes(&self) -> tonic::service::Routes {
         rpc::routes(self.images.clone())

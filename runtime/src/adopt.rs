@@ -13,17 +13,15 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Adopts and sweeps.
-pub async fn adopt(node: &Arc<Node>) -> Result<()> {
-    let mut records = node.load_records()?;
-    records.sort_by_key(|record| record.created_unix_ns);
+/// Adopts and sweeps. `records`: what the journal says, the oldest first.
+pub async fn adopt(node: &Arc<Node>, records: Vec<Record>) -> Result<()> {
     let mut keep = Vec::new();
     for record in records {
         let id = record.id.clone();
         if let Some(key) = &record.idempotency_key {
             node.remember_key(key, &id);
         }
-        let sandbox = Arc::new(Sandbox::new(record.clone(), node.journal(&id)));
+        let sandbox = Arc::new(Sandbox::new(record.clone(), node.journal()));
         node.insert(&sandbox);
         if record.state.is_over() {
             node.remember_ended(&id);

@@ -22,6 +22,12 @@ struct Entry {
     idle_since: Instant,
 }
 
+impl Entry {
+    fn is_idle(&self, linger: Duration) -> bool {
+        self.users == 0 && self.idle_since.elapsed() >= linger
+    }
+}
+
 /// Environments that are remembered as told about; then all are forgotten.
 const MAX_TOLD: usize = 4096;
 
@@ -132,20 +138,29 @@ impl Layers {
         }
     }
 
+    /// Where those layers are mounted that nobody has used for this long.
+    pub async fn idle_places(&self, linger: Duration) -> Vec<PathBuf> {
+        let mut places = Vec::new();
+        for (_, place) in self.idle(linger) {
+            places.extend(place.lock().await.clone());
+        }
+        places
+    }
+
+    fn idle(&self, linger: Duration) -> Vec<(LayerId, Arc<tokio::sync::Mutex<Option<PathBuf>>>)> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = entries.iter().filter(|(_, entry)| entry.is_idle(linger));
+        found.map(|(layer, entry)| (*layer, Arc::clone(&entry.place))).collect()
+    }
+
     /// Detaches what nobody has used for this long.
     pub async fn detach_idle(&self, linger: Duration) {
-        let idle: Vec<_> = {
-            let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_idle = |entry: &Entry| entry.users == 0 && entry.idle_since.elapsed() >= linger;
-            let found = entries.iter().filter(|(_, entry)| is_idle(entry));
-            found.map(|(layer, entry)| (*layer, Arc::clone(&entry.place))).collect()
-        };
-        for (layer, place) in idle {
+        for (layer, place) in self.idle(linger) {
             let mut place = place.lock().await;
             {
                 let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(entry) = entries.get(&layer) else { continue };
-                if entry.users > 0 {
+                // Once more, since it may have been used meanwhile.
+                if !entries.get(&layer).is_some_and(|entry| entry.is_idle(linger)) {
                     continue;
                 }
                 if place.is_none() {

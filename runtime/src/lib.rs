@@ -16,6 +16,7 @@ mod backends;
 mod compose;
 mod exec;
 mod files;
+mod journal;
 mod layers;
 mod logs;
 mod node;
@@ -29,6 +30,6 @@ mod spec;
 mod stream;
 mod zygote;
 
-pub use node::RuntimeConfig;
+pub use node::{Names, RuntimeConfig};
 pub use pack::LayerFiles;
 pub use service::Service;

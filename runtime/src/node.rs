@@ -5,10 +5,11 @@
 
 use crate::backends::container::{Container, ContainerConfig};
 use crate::backends::{Backend, Command, Instance};
+use crate::journal::Journal;
 use crate::layers::Layers;
 use crate::pack::LayerFiles;
 use crate::plan::{self, PlannedLimits};
-use crate::record::{AskedLimits, End, Journal, MainCommand, RECORD_VERSION, Record, State};
+use crate::record::{AskedLimits, End, MainCommand, RECORD_VERSION, Record, State};
 use crate::sandbox::Sandbox;
 use crate::spec::{self, SandboxSpec};
 use crate::stream;
@@ -45,6 +46,8 @@ pub struct RuntimeConfig {
     pub default_output_bytes: u64,
     /// How long a layer stays attached after its last sandbox.
     pub layer_linger: Duration,
+    /// Resolves names without a call; without it the image daemon is called.
+    pub names: Option<Arc<dyn Names>>,
     /// Reads published layers, for packing renamed directories; without it they cannot be packed.
     pub layer_files: Option<Arc<dyn LayerFiles>>,
 }
@@ -60,6 +63,7 @@ impl RuntimeConfig {
             default_pids: 1024,
             default_output_bytes: 1 << 30,
             layer_linger: Duration::from_secs(10),
+            names: None,
             layer_files: None,
         }
     }
@@ -67,6 +71,12 @@ impl RuntimeConfig {
     fn folder(&self) -> PathBuf {
         self.data_dir.join("sandboxes")
     }
+}
+
+/// An image daemon in the same process.
+pub trait Names: Send + Sync + std::fmt::Debug {
+    /// What a name stands for now. Blocks.
+    fn resolve(&self, name: &str) -> Result<v1::ResolveResponse>;
 }
 
 /// Ended sandboxes that are remembered.
@@ -80,6 +90,7 @@ pub struct Node {
     pub(crate) layers: Layers,
     pub(crate) images: ImagesClient<Channel>,
     pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+    journal: Arc<Journal>,
     ended: Mutex<VecDeque<String>>,
     keys: Mutex<HashMap<String, String>>,
     launches: Semaphore,
@@ -100,11 +111,13 @@ impl Node {
             groups: Path::new("lamella").join(group_name(&absolute)),
         })
         .await?;
+        let (journal, records) = Journal::open(&folder)?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let node = Arc::new(Self {
             layers: Layers::new(config.layerfs.clone(), "runtime".to_owned()),
             images: ImagesClient::new(config.images.clone()),
             container,
+            journal: Arc::new(journal),
             sandboxes: Mutex::default(),
             ended: Mutex::default(),
             keys: Mutex::default(),
@@ -112,7 +125,7 @@ impl Node {
             cleaning: watch::channel(0).0,
             config,
         });
-        crate::adopt::adopt(&node).await?;
+        crate::adopt::adopt(&node, records).await?;
         tokio::spawn(detach_idle_layers(Arc::downgrade(&node)));
         Ok(node)
     }
@@ -121,16 +134,18 @@ impl Node {
     pub async fn close(&self) {
         let mut cleaning = self.cleaning.subscribe();
         let _watched = cleaning.wait_for(|count| *count == 0).await;
-        self.layers.detach_idle(Duration::ZERO).await;
+        self.detach_idle(Duration::ZERO).await;
         self.container.close().await;
     }
 
-    pub(crate) fn journal(&self, id: &str) -> Journal {
-        Journal::new(&self.config.folder(), id)
+    async fn detach_idle(&self, linger: Duration) {
+        // A sandbox that starts in between makes its layers used, and what it leaves is younger than they.
+        self.container.let_go_of(self.layers.idle_places(linger).await).await;
+        self.layers.detach_idle(linger).await;
     }
 
-    pub(crate) fn load_records(&self) -> Result<Vec<Record>> {
-        Journal::load_all(&self.config.folder())
+    pub(crate) fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.journal)
     }
 
     /// A sandbox by its id or an unambiguous prefix of it.
@@ -207,7 +222,7 @@ impl Node {
     async fn create_new(self: &Arc<Self>, spec: SandboxSpec, id: String) -> Result<Arc<Sandbox>> {
         let resolved = self.resolve(&spec.environment).await?;
         let record = new_record(&spec, &id, &resolved);
-        let sandbox = Arc::new(Sandbox::new(record, self.journal(&id)));
+        let sandbox = Arc::new(Sandbox::new(record, self.journal()));
         // CRASH: from here on the journal says that something of this sandbox may exist.
         sandbox.update(|_| {})?;
         self.insert(&sandbox);
@@ -332,8 +347,16 @@ impl Node {
 
     async fn resolve(&self, name: &str) -> Result<Resolved> {
         use v1::resolve_response::Target;
-        let request = v1::ResolveRequest { name: name.to_owned() };
-        let answer = self.images.clone().resolve(request).await.map_err(from_status)?.into_inner();
+        let name = name.to_owned();
+        let answer = if let Some(names) = self.config.names.clone() {
+            let resolved = tokio::task::spawn_blocking(move || names.resolve(&name)).await;
+            resolved.unwrap_or_else(|error| {
+                Err(Error::new(ErrorKind::Internal, "resolving panicked").with_source(error))
+            })?
+        } else {
+            let request = v1::ResolveRequest { name };
+            self.images.clone().resolve(request).await.map_err(from_status)?.into_inner()
+        };
         match answer.target {
             Some(Target::EnvId(id)) => {
                 let environment = Environment::decode(&answer.environment_document)?;
@@ -345,7 +368,7 @@ impl Node {
                 layers: vec![LayerId::from_slice(&id)?],
                 config: RunConfig::default(),
             }),
-            None => Err(Error::not_found(format!("{name} points to nothing"))),
+            None => Err(Error::not_found("the name points to nothing")),
         }
     }
 }
@@ -488,7 +511,7 @@ async fn detach_idle_layers(node: std::sync::Weak<Node>) {
     loop {
         tokio::time::sleep(EVERY).await;
         let Some(node) = node.upgrade() else { return };
-        node.layers.detach_idle(node.config.layer_linger).await;
+        node.detach_idle(node.config.layer_linger).await;
     }
 }
 

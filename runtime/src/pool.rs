@@ -1,5 +1,5 @@
 //! Slots: what a sandbox needs from the host and what is slow to make, prepared ahead and used again: a
-//! cgroup with its limits, and the two folders of a writable layer.
+//! cgroup with its limits, the two folders of a writable layer, and the overlay over them.
 //!
 //! Locking: one mutex over the list of free slots, held for a push or a pop. Making and cleaning happen
 //! on blocking threads. CRASH: slots are named by number below folders of ours, so the next start finds
@@ -10,8 +10,9 @@ use layer::{Context, Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sys::cgroup::{Group, Hierarchies};
+use sys::mount::{MountFd, Recursive};
 
 /// A prepared place for one sandbox.
 ///
@@ -35,6 +36,19 @@ pub struct Slot {
     is_spoiled: AtomicBool,
     /// The network namespace of the last user, for the next one.
     network: Mutex<Option<OwnedFd>>,
+    /// The overlay over its folders, while nothing was written into them.
+    root: Mutex<Option<Root>>,
+}
+
+/// An overlay over the folders of a slot. Mounting one costs more than anything else that a launch does on
+/// a disk, so a sandbox that wrote nothing leaves it to the next one with the same layers.
+#[derive(Debug)]
+struct Root {
+    mount: MountFd,
+    /// Mount points of its layers, bottom first.
+    layers: Vec<PathBuf>,
+    /// When the upper folder was changed last, just after the mount.
+    upper_changed: Timestamp,
 }
 
 impl Slot {
@@ -56,6 +70,50 @@ impl Slot {
     /// Keeps a network namespace for the next user.
     pub fn keep_network(&self, network: OwnedFd) {
         *self.network.lock().unwrap_or_else(PoisonError::into_inner) = Some(network);
+    }
+
+    /// A copy of the overlay of these layers over the slot's folders; made by `mount` unless the last user
+    /// left it. The sandbox gets the copy, so that the overlay outlives it.
+    pub fn root(
+        &self,
+        layers: &[PathBuf],
+        mount: impl FnOnce() -> Result<MountFd>,
+    ) -> Result<MountFd> {
+        let mut root = self.lock_root();
+        let kept = match root.take() {
+            Some(kept) => kept,
+            None => Root {
+                mount: mount()?,
+                layers: layers.to_vec(),
+                upper_changed: changed(&self.upper)?,
+            },
+        };
+        let copy =
+            kept.mount.try_clone_tree(Recursive::No).context(|| "copy the overlay".into())?;
+        *root = Some(kept);
+        Ok(copy)
+    }
+
+    fn lock_root(&self) -> MutexGuard<'_, Option<Root>> {
+        self.root.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it keeps an overlay of these layers.
+    fn has_root_of(&self, layers: &[PathBuf]) -> bool {
+        self.lock_root().as_ref().is_some_and(|root| root.layers == layers)
+    }
+
+    /// Whether its overlay, if it keeps one, needs a layer that is mounted here.
+    fn needs(&self, layers: &[PathBuf]) -> bool {
+        let needs = |root: &Root| root.layers.iter().any(|layer| layers.contains(layer));
+        self.lock_root().as_ref().is_some_and(needs)
+    }
+
+    /// Whether its overlay is as good as new: nothing was ever made, removed or changed in its upper folder.
+    /// Every change below a folder of a layer begins with a copy of that folder in there.
+    fn is_root_unused(&self) -> bool {
+        let unchanged = |root: &Root| changed(&self.upper).is_ok_and(|at| at == root.upper_changed);
+        self.lock_root().as_ref().is_some_and(unchanged) && is_untouched(&self.upper)
     }
 
     /// How many groups for commands exist already, empty.
@@ -101,10 +159,9 @@ impl Pool {
         self.hierarchies.group(self.groups.join(Self::group_name(number)))
     }
 
-    /// A slot with these limits. Blocking.
-    pub fn take(&self, limits: &PlannedLimits) -> Result<Slot> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let slot = match free {
+    /// A slot with these limits, for a sandbox with these layers. Blocking.
+    pub fn take(&self, limits: &PlannedLimits, layers: &[PathBuf]) -> Result<Slot> {
+        let slot = match self.take_free(layers) {
             Some(slot) => slot,
             None => self.make(self.next.fetch_add(1, Ordering::Relaxed))?,
         };
@@ -114,6 +171,33 @@ impl Pool {
                 self.give_back(slot);
                 Err(error)
             }
+        }
+    }
+
+    /// The free slot that fits best: one with the overlay of these layers, or without any.
+    fn take_free(&self, layers: &[PathBuf]) -> Option<Slot> {
+        let mut free = self.lock_free();
+        let fitting = free.iter().rposition(|slot| slot.has_root_of(layers));
+        let bare = || free.iter().rposition(|slot| slot.lock_root().is_none());
+        let chosen = fitting.or_else(bare).or_else(|| free.len().checked_sub(1))?;
+        let slot = free.swap_remove(chosen);
+        drop(free);
+        if fitting.is_none() && slot.lock_root().is_some() {
+            drop_root(&slot);
+        }
+        Some(slot)
+    }
+
+    fn lock_free(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of every overlay in a free slot that needs a layer mounted here, so that the layer can be
+    /// unmounted. Blocking.
+    pub fn let_go_of(&self, layers: &[PathBuf]) {
+        let mut free = self.lock_free();
+        for slot in free.iter_mut().filter(|slot| slot.needs(layers)) {
+            drop_root(slot);
         }
     }
 
@@ -138,6 +222,7 @@ impl Pool {
             command_groups: AtomicU32::new(0),
             is_spoiled: AtomicBool::new(false),
             network: Mutex::new(None),
+            root: Mutex::new(None),
         }
     }
 
@@ -182,7 +267,7 @@ impl Pool {
             self.remove(slot.number);
             return;
         }
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.lock_free();
         if free.len() < MAX_FREE {
             free.push(slot);
             return;
@@ -202,14 +287,11 @@ impl Pool {
             // What cannot be given back now stays charged and is reclaimed under pressure.
             let _partly = group.drop_memory();
         }
-        if is_untouched(&slot.upper) && clear_scratch(&slot.work) {
+        if slot.is_root_unused() {
             return Ok(());
         }
-        for folder in [&slot.upper, &slot.work] {
-            remove_folder(folder)?;
-            make_folder(folder)?;
-        }
-        Ok(())
+        slot.lock_root().take();
+        refresh(slot)
     }
 
     /// Removes a slot for good, with every process that is still in its group. Blocking.
@@ -237,7 +319,7 @@ impl Pool {
     /// Removes every slot that is not in use, known to this process or left by an earlier one.
     /// Blocking.
     pub fn sweep(&self, in_use: &[u32]) -> Result<()> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.lock_free().clear();
         let ours = self.hierarchies.group(&self.groups);
         let mut names = ours.children().context(|| "list our groups".into())?;
         for entry in std::fs::read_dir(&self.folder).context(|| "list slots".into())? {
@@ -257,7 +339,7 @@ impl Pool {
 
     /// Removes our own group when nothing is left in it. Blocking.
     pub fn close(&self) {
-        let free = std::mem::take(&mut *self.free.lock().unwrap_or_else(PoisonError::into_inner));
+        let free = std::mem::take(&mut *self.lock_free());
         for slot in free {
             self.remove(slot.number);
         }
@@ -270,6 +352,36 @@ impl Pool {
     }
 }
 
+/// Unmounts the overlay of a slot whose user wrote nothing.
+fn drop_root(slot: &Slot) {
+    slot.lock_root().take();
+    if let Err(error) = refresh(slot) {
+        // The next mount says it again, and then the slot goes.
+        tracing::warn!(slot = slot.number, error = %error.chain(), "clear a slot");
+    }
+}
+
+/// Makes the folders of a slot fit for another overlay.
+fn refresh(slot: &Slot) -> Result<()> {
+    if is_untouched(&slot.upper) && clear_scratch(&slot.work) {
+        return Ok(());
+    }
+    for folder in [&slot.upper, &slot.work] {
+        remove_folder(folder)?;
+        make_folder(folder)?;
+    }
+    Ok(())
+}
+
+/// Seconds and nanoseconds.
+type Timestamp = (i64, i64);
+
+fn changed(folder: &Path) -> Result<Timestamp> {
+    use std::os::unix::fs::MetadataExt;
+    let now = std::fs::metadata(folder).context(|| format!("look at {}", folder.display()))?;
+    Ok((now.ctime(), now.ctime_nsec()))
+}
+
 /// Whether nothing was written into an upper folder, not even onto itself: overlayfs's own notes are the
 /// only xattrs. Owner and mode are set anew for every user.
 fn is_untouched(upper: &Path) -> bool {
@@ -279,18 +391,19 @@ fn is_untouched(upper: &Path) -> bool {
     is_empty(upper) && sys::file::xattr::list(upper).is_ok_and(|names| names.iter().all(is_note))
 }
 
-/// Makes a work folder fit for the next mount, if nothing but the folders that overlayfs makes itself is
-/// in it: its scratch folder, and the note of a volatile mount, which it refuses to meet again.
+/// Makes a work folder fit for the next mount, if nothing but what overlayfs makes itself is in it: its
+/// scratch folder, and in there the note of a volatile mount, which it refuses to meet again.
 fn clear_scratch(work: &Path) -> bool {
-    let note = work.join("incompat");
-    let is_note_gone = std::fs::remove_dir(note.join("volatile"))
+    let scratch = work.join("work");
+    let incompatible = scratch.join("incompat");
+    let note = incompatible.join("volatile");
+    std::fs::remove_file(note.join("dirty"))
         .and_then(|()| std::fs::remove_dir(&note))
-        .is_ok();
-    let Ok(mut entries) = std::fs::read_dir(work) else { return false };
-    is_note_gone
-        && entries.all(|entry| {
-            entry.is_ok_and(|entry| entry.file_name() == "work" && is_empty(&entry.path()))
-        })
+        .and_then(|()| std::fs::remove_dir(&incompatible))
+        // The folders go only when they are empty.
+        .and_then(|()| std::fs::remove_dir(&scratch))
+        .is_ok()
+        && is_empty(work)
 }
 
 fn is_empty(folder: &Path) -> bool {

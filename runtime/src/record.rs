@@ -1,17 +1,11 @@
-//! What is known of a sandbox, and its journal: one file each, one line of JSON a change, the last whole
-//! line counts.
-//!
-//! CRASH: a line is one write, so a killed process leaves whole lines or a tail that is ignored. Nothing
-//! is flushed: after a crash of the machine no sandbox lives anyway.
+//! What is known of a sandbox, as the journal keeps it.
 
 use crate::backends::Handle;
 use crate::plan::CommandDefaults;
-use layer::{Context, EnvId, Error, LayerId, Result};
+use layer::{EnvId, LayerId, Result};
 use proto::v1;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::{Path, PathBuf};
 
 /// Where a sandbox is in its life.
 ///
@@ -196,75 +190,12 @@ impl Record {
     }
 }
 
-/// The file of one sandbox.
-#[derive(Debug)]
-pub struct Journal {
-    path: PathBuf,
-}
-
-/// A journal longer than this belongs to something else.
-const MAX_JOURNAL_BYTES: u64 = 64 << 20;
-
-impl Journal {
-    /// The journal of this sandbox, which may not exist yet.
-    pub fn new(folder: &Path, id: &str) -> Self {
-        Self { path: folder.join(format!("{id}.journal")) }
-    }
-
-    /// Adds the present state.
-    pub fn append(&self, record: &Record) -> Result<()> {
-        let mut line = serde_json::to_vec(record)
-            .map_err(|error| Error::invalid("write a journal").with_source(error))?;
-        line.push(b'\n');
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&self.path);
-        file.as_mut()
-            .map_err(|error| std::io::Error::new(error.kind(), error.to_string()))
-            .and_then(|file| file.write_all(&line))
-            .context(|| format!("write {}", self.path.display()))
-    }
-
-    /// Forgets the sandbox.
-    pub fn remove(&self) -> Result<()> {
-        match std::fs::remove_file(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other.context(|| format!("remove {}", self.path.display())),
-        }
-    }
-
-    /// Reads what every journal of a folder says last. One that says nothing is removed.
-    pub fn load_all(folder: &Path) -> Result<Vec<Record>> {
-        let mut records = Vec::new();
-        for entry in std::fs::read_dir(folder).context(|| format!("list {}", folder.display()))? {
-            let path = entry.context(|| format!("list {}", folder.display()))?.path();
-            if path.extension().is_none_or(|extension| extension != "journal") {
-                continue;
-            }
-            match last_record(&path)? {
-                Some(record) => records.push(record),
-                None => {
-                    std::fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
-                }
-            }
-        }
-        Ok(records)
-    }
-}
-
-fn last_record(path: &Path) -> Result<Option<Record>> {
-    let context = || format!("read {}", path.display());
-    if std::fs::metadata(path).context(context)?.len() > MAX_JOURNAL_BYTES {
-        return Err(Error::corrupt(format!("{} is too long", path.display())));
-    }
-    let bytes = std::fs::read(path).context(context)?;
-    let lines = bytes.split(|byte| *byte == b'\n');
-    Ok(lines.rev().find_map(|line| serde_json::from_slice(line).ok()))
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn record(state: State) -> Record {
+    /// A record in this state.
+    pub fn record(state: State) -> Record {
         Record {
             version: RECORD_VERSION,
             id: "abc".into(),
@@ -284,24 +215,6 @@ mod tests {
             handle: None,
             main: None,
         }
-    }
-
-    #[test]
-    fn the_last_whole_line_counts() {
-        let folder = tempfile::tempdir().unwrap();
-        let journal = Journal::new(folder.path(), "abc");
-        journal.append(&record(State::Creating)).unwrap();
-        journal.append(&record(State::Running)).unwrap();
-        let torn = folder.path().join("abc.journal");
-        let mut bytes = std::fs::read(&torn).unwrap();
-        bytes.extend_from_slice(b"{\"version\":1,\"id\":\"ab");
-        std::fs::write(&torn, bytes).unwrap();
-        std::fs::write(folder.path().join("empty.journal"), b"{").unwrap();
-        let loaded = Journal::load_all(folder.path()).unwrap();
-        assert_eq!(loaded, [record(State::Running)]);
-        assert!(!folder.path().join("empty.journal").exists());
-        journal.remove().unwrap();
-        assert!(Journal::load_all(folder.path()).unwrap().is_empty());
     }
 
     #[test]

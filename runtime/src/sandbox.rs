@@ -5,9 +5,10 @@
 //! a time. CRASH: every change of the state is in the journal before anybody is told of it.
 
 use crate::backends::Instance;
+use crate::journal::Journal;
 use crate::logs::Log;
 use crate::plan::CommandDefaults;
-use crate::record::{End, Journal, Record, State};
+use crate::record::{End, Record, State};
 use layer::{Error, ErrorKind, Result};
 use proto::v1;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +26,7 @@ const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Sandbox {
     id: String,
     record: Mutex<Record>,
-    journal: Journal,
+    journal: Arc<Journal>,
     state: watch::Sender<State>,
     instance: Mutex<Option<Arc<dyn Instance>>>,
     /// Output of its own command.
@@ -50,7 +51,7 @@ impl Drop for CountedCommand {
 
 impl Sandbox {
     /// A sandbox in the state that its record says, and nothing running yet.
-    pub fn new(record: Record, journal: Journal) -> Self {
+    pub fn new(record: Record, journal: Arc<Journal>) -> Self {
         let log = Arc::new(Log::default());
         if record.state.is_over() {
             log.close();
@@ -111,9 +112,9 @@ impl Sandbox {
         written
     }
 
-    /// Removes the journal.
+    /// Nothing of it needs to be known any more.
     pub fn forget(&self) -> Result<()> {
-        self.journal.remove()
+        self.journal.forget(&self.id)
     }
 
     /// What runs it, while it runs.

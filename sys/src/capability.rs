@@ -67,6 +67,11 @@ pub fn limit_bounding_set(keep: CapabilitySet) -> io::Result<()> {
             continue;
         }
         // SAFETY: integers only.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) } == 0 {
+            // Asking is cheap; giving up makes new credentials, even when there is nothing to give up.
+            continue;
+        }
+        // SAFETY: integers only.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } < 0 {
             let error = io::Error::last_os_error();
             // The first number that the kernel does not know ends the list.

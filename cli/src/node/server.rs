@@ -10,6 +10,7 @@
 //! | `lamella down --keep`, SIGTERM | go on | stays, adopted by the next node |
 //! | Ctrl-C in the foreground | stopped here | ends |
 //! | its last user gone (`run --rm`) | none are left | ends |
+//! | SIGUSR2 (`lamella upgrade`) | go on | stays, replaced by the next program's |
 //!
 //! CRASH: `kill -9` here leaves fsd, its keepers and the sandboxes as they are; the locks are free, and
 //! the next node adopts everything.
@@ -18,7 +19,10 @@ use crate::embed::{self, Opened};
 use crate::errors::{Failure, Outcome, one_line};
 use crate::node::daemon::Daemon;
 use crate::node::lock::{self, Exclusive};
+use crate::node::options::FsdOptions;
+use crate::node::reserve::Reserve;
 use crate::node::start::Announcement;
+use crate::node::upgrade;
 use crate::node::{log, owners};
 use crate::output::{Output, write_out};
 use crate::settings::Settings;
@@ -26,10 +30,11 @@ use layer::layer_file::LayerFile;
 use layer::{Error, ErrorKind, LayerId, Result};
 use proto::v1::ListRequest;
 use proto::v1::sandboxes_client::SandboxesClient;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Channel;
 
@@ -52,7 +57,12 @@ pub enum Mode {
 }
 
 /// Runs a node until it is told to end.
-pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
+pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOptions) -> Outcome {
+    let reserve = Reserve::of(settings);
+    let lock_path = settings.run("node.lock");
+    if !lock_path.exists() || lock::holder(&lock_path)?.is_none() {
+        reserve.release();
+    }
     settings.prepare()?;
     if mode == Mode::Foreground {
         log::to_stderr("warn");
@@ -63,12 +73,15 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
         }
     }
     let owner = embed::this_process(settings);
-    let node_lock = match lock::try_exclusive(&settings.run("node.lock"), &owner)? {
+    let node_lock = match lock::try_exclusive(&lock_path, &owner)? {
         Ok(lock) => lock,
         Err(_) if mode != Mode::Foreground => return announce(&Announcement::Held),
         Err(first) => return Err(lock::second_node(settings.data(), first.as_ref()).into()),
     };
-    let up = Node::start(settings, out).await;
+    let up = match reserve.check() {
+        Ok(()) => Node::start(settings, out, options).await,
+        Err(error) => Err(error.into()),
+    };
     let node = match up {
         Ok(node) => node,
         Err(failure) => {
@@ -80,8 +93,14 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode) -> Outcome {
             return Err(failure);
         }
     };
-    node.serve(settings, out, mode).await?;
-    drop(node_lock);
+    reserve.take();
+    match node.serve(settings, out, mode).await? {
+        None => drop(node_lock),
+        Some(program) => {
+            node_lock.keep_to_the_end();
+            return Err(upgrade::become_program(&program).into());
+        }
+    }
     Ok(())
 }
 
@@ -116,13 +135,13 @@ fn merge(one: Routes, two: Routes) -> Routes {
 }
 
 impl Node {
-    async fn start(settings: &Settings, out: Output) -> Outcome<Self> {
+    async fn start(settings: &Settings, out: Output, options: &FsdOptions) -> Outcome<Self> {
         let catalog = embed::lock_catalog(settings, out, || false).await?;
         let catalog =
             catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
         catalog.keep_to_the_end();
         let Opened { store, images } = embed::open_images(settings).await?;
-        let daemon = Daemon::start(settings).await?;
+        let daemon = Daemon::start(settings, options).await?;
         let runtime = match open_runtime(settings, &images, store).await {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -135,10 +154,12 @@ impl Node {
         Ok(Self { routes, sandboxes, daemon, runtime, _images: images })
     }
 
-    async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome {
+    /// Answers the program that the node has to become, if it has to.
+    async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome<Option<PathBuf>> {
         let listen = |kind| signal(kind).map_err(|error| Error::io("listen for signals", error));
         let mut terminate = listen(SignalKind::terminate())?;
         let mut interrupt = listen(SignalKind::interrupt())?;
+        let mut upgrade = listen(SignalKind::user_defined2())?;
         let upkeep = tokio::spawn(collect_owners(settings.clone(), self.sandboxes.clone()));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (socket, routes) = (settings.node_socket(), self.routes.clone());
@@ -160,6 +181,7 @@ impl Node {
             Mode::Background | Mode::Ephemeral => _ = announce(&Announcement::Ready),
         }
         let mut last_user = None;
+        let mut next_program = None;
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {
@@ -172,6 +194,7 @@ impl Node {
             lock = unused(settings, &self.sandboxes), if mode == Mode::Ephemeral => {
                 last_user = lock;
             }
+            program = wanted_program(&mut upgrade) => next_program = Some(program),
         }
         tracing::info!("the node ends");
         upkeep.abort();
@@ -181,9 +204,13 @@ impl Node {
             Err(error) => tracing::error!(%error, "the server died"),
         }
         self.runtime.close().await;
-        self.daemon.finish().await?;
+        if next_program.is_some() {
+            self.daemon.leave().await;
+        } else {
+            self.daemon.finish().await?;
+        }
         drop(last_user);
-        Ok(())
+        Ok(next_program)
     }
 }
 
@@ -197,6 +224,16 @@ impl runtime::LayerFiles for StoredLayers {
     }
 }
 
+/// Names for the runtime, without a call.
+#[derive(Debug)]
+struct PublishedNames(imaged::Service);
+
+impl runtime::Names for PublishedNames {
+    fn resolve(&self, name: &str) -> Result<proto::v1::ResolveResponse> {
+        self.0.resolve(name)
+    }
+}
+
 async fn open_runtime(
     settings: &Settings,
     images: &imaged::Service,
@@ -207,8 +244,21 @@ async fn open_runtime(
         proto::connect::in_process(images.routes()).await?,
         proto::connect::unix_lazy(&settings.fsd_socket()),
     );
+    config.names = Some(Arc::new(PublishedNames(images.clone())));
     config.layer_files = Some(Arc::new(StoredLayers(store)));
     runtime::Service::open(config).await
+}
+
+/// Resolves when the node is told to become another program, and there is one that runs.
+async fn wanted_program(told: &mut Signal) -> PathBuf {
+    loop {
+        _ = told.recv().await;
+        match tokio::task::spawn_blocking(upgrade::next).await {
+            Ok(Ok(program)) => return program,
+            Ok(Err(error)) => tracing::error!(error = error.chain(), "no upgrade"),
+            Err(error) => tracing::error!(%error, "no upgrade"),
+        }
+    }
 }
 
 async fn wait_for_socket(settings: &Settings) -> Result<()> {

@@ -83,6 +83,15 @@ impl Container {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Keeps nothing mounted on these layers but what living sandboxes use.
+    pub async fn let_go_of(&self, layers: Vec<PathBuf>) {
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::task::spawn_blocking(move || shared.pool.let_go_of(&layers)).await;
+        if let Err(error) = done {
+            tracing::error!(%error, "letting go of layers panicked");
+        }
+    }
+
     /// Lets the zygote end, removes free slots and our groups. Sandboxes that live go on.
     pub async fn close(&self) {
         if let Some(zygote) = self.shared.zygote.write().await.take() {
@@ -123,8 +132,9 @@ impl Backend for Container {
     async fn launch(&self, plan: &LaunchPlan, layers: &[PathBuf]) -> Result<Box<dyn Instance>> {
         let (shared, layers, limits) = (Arc::clone(&self.shared), layers.to_vec(), plan.limits);
         let composed = tokio::task::spawn_blocking(move || {
-            let slot = shared.pool.take(&limits)?;
-            match compose::overlay(&shared.config.skeleton, &layers, &slot) {
+            let slot = shared.pool.take(&limits, &layers)?;
+            let mount = || compose::overlay(&shared.config.skeleton, &layers, &slot);
+            match slot.root(&layers, mount) {
                 Ok(root) => Ok((slot, root)),
                 Err(error) => {
                     shared.pool.give_back(slot);
@@ -148,8 +158,8 @@ impl Backend for Container {
             }
             Err(error) => Err(error),
         };
-        // INVARIANT: only the sandbox's namespace holds the overlay from here on, so it is gone when
-        // the init is, and the layers under it can be let go.
+        // INVARIANT: only the sandbox's namespace and its slot hold the overlay from here on. The slot lets
+        // go of it before its layers are detached.
         drop(root);
         match launched {
             Ok(init) => {

@@ -1,0 +1,214 @@
+//! The journal of all sandboxes of a node: one file, one line of JSON a change, the last line of a
+//! sandbox counts. What is known of one is a [`Record`].
+//!
+//! One file for all, because making and removing a file for each sandbox costs more than everything that
+//! is written into it. It is written anew when most of it is out of date.
+//!
+//! Locking: one mutex, held for one write. CRASH: a line is one write, so a killed process leaves whole
+//! lines or a tail that the next start cuts off. Nothing is flushed: after a crash of the machine no sandbox
+//! lives anyway.
+
+use crate::record::Record;
+use layer::{Context, Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const NAME: &str = "journal";
+/// A journal below this length is never written anew.
+const MIN_COMPACT_BYTES: u64 = 4 << 20;
+/// A journal that is this many times as long as when it was last written anew is due again.
+const MAX_GROWTH: u64 = 4;
+
+/// One line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Line<'a> {
+    /// What is known of a sandbox now.
+    Now(std::borrow::Cow<'a, Record>),
+    /// Nothing is known of it any more.
+    Forgotten(std::borrow::Cow<'a, str>),
+}
+
+/// The journal, open.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    /// Length of the file: whole lines only.
+    bytes: u64,
+    /// Its length when it was last written anew.
+    compact_bytes: u64,
+}
+
+impl Journal {
+    /// Opens the journal of a folder, or makes one; answers what it says of each sandbox, the oldest first.
+    pub fn open(folder: &Path) -> Result<(Self, Vec<Record>)> {
+        let path = folder.join(NAME);
+        let records = read(&path)?;
+        let open = write_anew(&path, &records)?;
+        Ok((Self { path, open: Mutex::new(open) }, records))
+    }
+
+    /// Writes down the present state of a sandbox.
+    pub fn append(&self, record: &Record) -> Result<()> {
+        self.write(&Line::Now(std::borrow::Cow::Borrowed(record)))
+    }
+
+    /// Writes down that nothing needs to be known of a sandbox any more.
+    pub fn forget(&self, id: &str) -> Result<()> {
+        self.write(&Line::Forgotten(id.into()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, line: &Line<'_>) -> Result<()> {
+        let context = || format!("write {}", self.path.display());
+        let bytes = encode(line)?;
+        let mut open = self.lock();
+        if let Err(error) = open.file.write_all(&bytes) {
+            // Half a line would spoil the next one.
+            open.file.set_len(open.bytes).context(context)?;
+            return Err(error).context(context);
+        }
+        open.bytes += bytes.len() as u64;
+        if open.bytes > MIN_COMPACT_BYTES.max(MAX_GROWTH * open.compact_bytes) {
+            let anew = read(&self.path).and_then(|records| write_anew(&self.path, &records));
+            match anew {
+                Ok(anew) => *open = anew,
+                // Everything is still in the long one; the next try is after as many lines again.
+                Err(error) => {
+                    tracing::warn!(error = %error.chain(), "the journal stays long");
+                    open.compact_bytes = open.bytes;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode(line: &Line<'_>) -> Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(line)
+        .map_err(|error| Error::invalid("write a journal").with_source(error))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// What the journal says last of each sandbox. Lines that cannot be read are passed over.
+fn read(path: &Path) -> Result<Vec<Record>> {
+    let context = || format!("read {}", path.display());
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file.context(context)?,
+    };
+    let mut known = BTreeMap::new();
+    for line in BufReader::new(file).split(b'\n') {
+        match serde_json::from_slice(&line.context(context)?) {
+            Ok(Line::Now(record)) => {
+                known.insert(record.id.clone(), record.into_owned());
+            }
+            Ok(Line::Forgotten(id)) => {
+                known.remove(&*id);
+            }
+            Err(error) => tracing::debug!(%error, "a line of the journal cannot be read"),
+        }
+    }
+    let mut records: Vec<Record> = known.into_values().collect();
+    records.sort_by_key(|record| record.created_unix_ns);
+    Ok(records)
+}
+
+/// CRASH: the new journal takes the place of the old one when it is whole.
+fn write_anew(path: &Path, records: &[Record]) -> Result<Open> {
+    let context = || format!("write {}", path.display());
+    let fresh = path.with_extension("new");
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        removed => removed.context(context)?,
+    }
+    let file = File::options().append(true).create_new(true).open(&fresh).context(context)?;
+    let mut writer = BufWriter::new(file);
+    for record in records {
+        let line = encode(&Line::Now(std::borrow::Cow::Borrowed(record)))?;
+        writer.write_all(&line).context(context)?;
+    }
+    let file = writer.into_inner().map_err(std::io::IntoInnerError::into_error).context(context)?;
+    let bytes = file.metadata().context(context)?.len();
+    std::fs::rename(&fresh, path).context(context)?;
+    Ok(Open { file, bytes, compact_bytes: bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{State, tests::record};
+
+    fn named(id: &str, state: State) -> Record {
+        Record { id: id.into(), ..record(state) }
+    }
+
+    #[test]
+    fn the_last_whole_line_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, records) = Journal::open(folder.path()).unwrap();
+        assert!(records.is_empty());
+        journal.append(&named("a", State::Creating)).unwrap();
+        journal.append(&named("b", State::Creating)).unwrap();
+        journal.append(&named("a", State::Running)).unwrap();
+        journal.append(&named("c", State::Running)).unwrap();
+        journal.forget("c").unwrap();
+        let path = folder.path().join(NAME);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.extend_from_slice(b"{\"now\":{\"version\":1,\"id\":\"b\"");
+        std::fs::write(&path, bytes).unwrap();
+        let expected = [named("a", State::Running), named("b", State::Creating)];
+        let (journal, records) = Journal::open(folder.path()).unwrap();
+        assert_eq!(records, expected);
+        // What is added after a torn line is not lost with it.
+        journal.append(&named("b", State::Gone)).unwrap();
+        let (_, records) = Journal::open(folder.path()).unwrap();
+        assert_eq!(records, [named("a", State::Running), named("b", State::Gone)]);
+    }
+
+    #[test]
+    fn it_does_not_grow_with_what_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open(folder.path()).unwrap();
+        journal.append(&named("kept", State::Running)).unwrap();
+        let long = Record { reason: "x".repeat(64 << 10), ..named("gone", State::Gone) };
+        for _ in 0..200 {
+            journal.append(&long).unwrap();
+            journal.forget("gone").unwrap();
+        }
+        let length = std::fs::metadata(folder.path().join(NAME)).unwrap().len();
+        assert!(length <= MIN_COMPACT_BYTES + (80 << 10), "{length}");
+        journal.append(&named("late", State::Running)).unwrap();
+        let (_, records) = Journal::open(folder.path()).unwrap();
+        assert_eq!(records, [named("kept", State::Running), named("late", State::Running)]);
+    }
+
+    #[test]
+    fn a_line_that_does_not_fit_spoils_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open(folder.path()).unwrap();
+        journal.append(&named("a", State::Running)).unwrap();
+        // A file opened for reading refuses the write like a full disk does.
+        let readable = File::open(folder.path().join(NAME)).unwrap();
+        let whole = std::mem::replace(&mut journal.lock().file, readable);
+        assert!(journal.append(&named("b", State::Running)).is_err());
+        journal.lock().file = whole;
+        journal.append(&named("c", State::Running)).unwrap();
+        let (_, records) = Journal::open(folder.path()).unwrap();
+        assert_eq!(records, [named("a", State::Running), named("c", State::Running)]);
+    }
+}
