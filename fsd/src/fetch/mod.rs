@@ -22,6 +22,8 @@ mod waiter;
 mod worker;
 
 #[cfg(test)]
+mod lanes;
+#[cfg(test)]
 mod sim;
 #[cfg(test)]
 mod tests;

@@ -42,7 +42,8 @@ pub fn fill_one_demand(inner: &Arc<Inner>) {
     inner.queue.wake_for_rest();
 }
 
-fn carry(inner: &Arc<Inner>, mut step: Step, class: Class) {
+/// Carries a step and what follows from it. What a lower lane reads is left to be decoded in its turn.
+pub fn carry(inner: &Arc<Inner>, mut step: Step, class: Class) {
     loop {
         match step.advance(inner) {
             Next::Over => return,
