@@ -1,12 +1,12 @@
 //! What the command line looks like: clap types only.
 //!
-//! Nothing here opens, reads or decides anything; a value that parses is only well formed. `--data` is
-//! accepted before and after a command, except after `fsck`, whose own `--data` means something else:
-//! that is why it is added to the commands in [`command`] and not declared global.
+//! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
 use crate::quantity;
-use clap::{Arg, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
-use clap::{ValueEnum, value_parser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use layer::Error;
+use layer::reference::RefKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "URL", env = "LAMELLA_STORE")]
     pub store: Option<String>,
     /// The data directory of this node [default: /var/lib/lamella]
-    #[arg(long, value_name = "DIR", env = "LAMELLA_DATA")]
+    #[arg(long, global = true, value_name = "DIR", env = "LAMELLA_DATA")]
     pub data: Option<PathBuf>,
     /// Print results as JSON
     #[arg(long, global = true)]
@@ -189,22 +189,8 @@ pub struct Named {
 #[derive(Debug, Args)]
 pub struct Ls {
     /// Only this kind
-    pub kind: Option<Kind>,
-}
-
-/// What references are sorted by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// Base layers.
-    Base,
-    /// Workspace layers.
-    Workspace,
-    /// Toolkit layers.
-    Toolkit,
-    /// Layers made by pack-diff.
-    Diff,
-    /// Environments.
-    Env,
+    #[arg(value_parser = kind())]
+    pub kind: Option<RefKind>,
 }
 
 /// `tree`
@@ -282,6 +268,20 @@ pub enum Backend {
     Vm,
 }
 
+/// What a command in a sandbox gets beside its words; what is left out is the environment's.
+#[derive(Debug, Args)]
+pub struct Process {
+    /// Set an environment variable
+    #[arg(short, long = "env", value_name = "K=V", value_parser = variable)]
+    pub env: Vec<String>,
+    /// The working directory
+    #[arg(short = 'w', long, value_name = "DIR")]
+    pub cwd: Option<String>,
+    /// Name or UID[:GID]
+    #[arg(short, long)]
+    pub user: Option<String>,
+}
+
 /// What `run` and `create` share.
 #[derive(Debug, Args)]
 pub struct Spec {
@@ -294,15 +294,8 @@ pub struct Spec {
     /// What isolates the sandbox
     #[arg(long, value_enum, default_value_t = Backend::Container)]
     pub backend: Backend,
-    /// Set an environment variable
-    #[arg(short, long = "env", value_name = "K=V", value_parser = variable)]
-    pub env: Vec<String>,
-    /// The working directory
-    #[arg(short = 'w', long, value_name = "DIR")]
-    pub cwd: Option<String>,
-    /// Name or UID[:GID]
-    #[arg(short, long)]
-    pub user: Option<String>,
+    #[command(flatten)]
+    pub process: Process,
     /// The host name inside
     #[arg(long)]
     pub hostname: Option<String>,
@@ -361,15 +354,8 @@ pub struct Create {
 pub struct Exec {
     #[command(flatten)]
     pub attachment: Attachment,
-    /// Set an environment variable
-    #[arg(short, long = "env", value_name = "K=V", value_parser = variable)]
-    pub env: Vec<String>,
-    /// The working directory
-    #[arg(short = 'w', long, value_name = "DIR")]
-    pub cwd: Option<String>,
-    /// Name or UID[:GID]
-    #[arg(short, long)]
-    pub user: Option<String>,
+    #[command(flatten)]
+    pub process: Process,
     /// Kill the command and all it started after this time, for example 30s
     #[arg(long, value_name = "TIME", value_parser = quantity::duration)]
     pub timeout: Option<Duration>,
@@ -507,8 +493,8 @@ pub struct Fsck {
     /// KIND/NAME:TAG, NAME:TAG of an environment, or an id
     #[arg(value_name = "REF")]
     pub reference: String,
-    /// Read and check every byte of data too (the data directory then goes before `fsck`)
-    #[arg(long = "data")]
+    /// Read and check every byte of data too
+    #[arg(long)]
     pub read_data: bool,
 }
 
@@ -542,43 +528,17 @@ fn variable(text: &str) -> Result<String, String> {
     pair(text).map(|_| text.to_owned())
 }
 
+/// A kind of reference, with all of them in the help and in refusals.
+fn kind() -> impl TypedValueParser<Value = RefKind> {
+    let words = PossibleValuesParser::new(RefKind::ALL.map(RefKind::word));
+    words.try_map(|word| word.parse::<RefKind>().map_err(|error: Error| error.to_string()))
+}
+
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("expected K=V".to_owned()),
     }
-}
-
-/// The id of `--data` behind a command.
-const DATA_BEHIND: &str = "data_behind";
-
-fn with_data(command: Command) -> Command {
-    if command.get_name() == "fsck" {
-        return command;
-    }
-    let names: Vec<String> =
-        command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
-    if names.is_empty() {
-        return command.arg(
-            Arg::new(DATA_BEHIND)
-                .long("data")
-                .value_name("DIR")
-                .value_parser(value_parser!(PathBuf))
-                .help("The data directory of this node [default: /var/lib/lamella]"),
-        );
-    }
-    names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_data))
-}
-
-/// The whole command line.
-pub fn command() -> Command {
-    with_data(Cli::command())
-}
-
-fn data_behind(matches: &ArgMatches) -> Option<PathBuf> {
-    let (_, below) = matches.subcommand()?;
-    let own = below.try_get_one::<PathBuf>(DATA_BEHIND).ok().flatten().cloned();
-    own.or_else(|| data_behind(below))
 }
 
 /// Reads a command line. The error prints itself and knows its exit code.
@@ -587,17 +547,13 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    let matches = command().try_get_matches_from(words)?;
-    let mut cli = Cli::from_arg_matches(&matches)?;
-    if let Some(data) = data_behind(&matches) {
-        cli.data = Some(data);
-    }
-    Ok(cli)
+    Cli::try_parse_from(words)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     fn parsed(line: &str) -> Cli {
         parse(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
@@ -609,7 +565,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_sound() {
-        command().debug_assert();
+        Cli::command().debug_assert();
     }
 
     #[test]
@@ -621,8 +577,8 @@ mod tests {
     }
 
     #[test]
-    fn data_of_fsck_is_its_own() {
-        let cli = parsed("lamella --data /a fsck base/x:1 --data --store /s");
+    fn fsck_has_a_word_of_its_own_for_reading_data() {
+        let cli = parsed("lamella fsck base/x:1 --read-data --data /a --store /s");
         assert_eq!(cli.data, Some("/a".into()));
         assert_eq!(cli.store.as_deref(), Some("/s"));
         assert!(matches!(cli.action, Action::Fsck(Fsck { read_data: true, .. })));
@@ -659,6 +615,7 @@ mod tests {
             "lamella build",
             "lamella build /x",
             "lamella ls nonsense",
+            "lamella fsck base/x:1 --data",
             "lamella run --memory lots base/x",
             "lamella run --cpus 0 base/x",
             "lamella run --env novalue base/x",

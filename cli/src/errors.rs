@@ -64,7 +64,7 @@ fn general_remedy(error: &Error) -> Option<&'static str> {
             Some("free some space, or choose another place with --store or --data")
         }
         ErrorKind::Unsupported => Some("`lamella doctor` says what this host can do"),
-        ErrorKind::Corrupt => Some("`lamella fsck REF --data` says what is damaged"),
+        ErrorKind::Corrupt => Some("`lamella fsck REF --read-data` says what is damaged"),
         // An errno without a kind of its own is the system's word, not a defect.
         ErrorKind::Internal if one_line(error).contains("(os error ") => None,
         ErrorKind::Internal => Some("this is a defect of lamella; -v shows the whole chain"),
@@ -107,6 +107,9 @@ pub fn one_line(error: &Error) -> String {
 }
 
 impl Failure {
+    /// Ctrl-C ended the command: the code that a shell gives for it.
+    pub const INTERRUPTED: Self = Self::Code(130);
+
     /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -15,7 +15,6 @@ mod progress;
 mod quantity;
 mod settings;
 mod terminal;
-mod witness;
 
 use args::{Action, Cli};
 use commands::Scene;

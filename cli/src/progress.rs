@@ -71,12 +71,12 @@ fn word(phase: Phase) -> &'static str {
     }
 }
 
+/// Where the whole is known, and where it is not.
+const BAR: &str = "{prefix:>8} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}";
+const SPINNER: &str = "{prefix:>8} {spinner} {bytes} {msg}";
+
 fn style(bytes: u64) -> ProgressStyle {
-    let template = if bytes > 0 {
-        "{prefix:>8} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}"
-    } else {
-        "{prefix:>8} {spinner} {bytes} {msg}"
-    };
+    let template = if bytes > 0 { BAR } else { SPINNER };
     // A template that does not parse is a defect a test finds; the default is still a bar.
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -136,10 +136,7 @@ mod tests {
 
     #[test]
     fn the_templates_parse() {
-        for template in [
-            "{prefix:>8} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}",
-            "{prefix:>8} {spinner} {bytes} {msg}",
-        ] {
+        for template in [BAR, SPINNER] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
     }

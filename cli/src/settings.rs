@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// The longest path of a Unix socket that the kernel takes, without its terminating zero.
 const SOCKET_PATH_BYTES: usize = 107;
+/// A socket is bound under a temporary name first: its own, a dot and a process id.
+const TEMPORARY_NAME_BYTES: usize = 12;
 
 /// The resolved places.
 #[derive(Debug, Clone)]
@@ -34,7 +36,7 @@ impl Settings {
         let data =
             std::path::absolute(&data).context(|| format!("data directory {}", data.display()))?;
         let longest = data.join("run/keeper-0.sock");
-        if longest.as_os_str().len() > SOCKET_PATH_BYTES - 12 {
+        if longest.as_os_str().len() > SOCKET_PATH_BYTES - TEMPORARY_NAME_BYTES {
             return Err(Error::invalid(format!(
                 "the data directory {} has a path too long for Unix sockets; choose a shorter one",
                 data.display()
@@ -88,15 +90,18 @@ impl Settings {
 
     /// Creates the directories that every use of a node or a catalog needs, for root alone.
     pub fn prepare(&self) -> Result<()> {
-        for dir in [self.data.clone(), self.data.join("run")] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&dir)
-                .context(|| format!("create {}", dir.display()))?;
-        }
-        Ok(())
+        private_folder(&self.data)?;
+        private_folder(&self.data.join("run"))
     }
+}
+
+/// Creates a folder, and those above it, that only their owner can enter.
+pub fn private_folder(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .context(|| format!("create {}", path.display()))
 }
 
 #[cfg(test)]

@@ -3,28 +3,25 @@
 //! Ctrl-C ends the build at its next step. CRASH: nothing is visible before the reference moves, which
 //! is the last step; a repeated build finds the chunks that were stored.
 
-use super::{Scene, author};
+use super::Scene;
+use super::images::point;
 use crate::args::Build;
 use crate::embed;
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::progress::Bars;
 use crate::quantity::{show_bytes, show_duration};
-use crate::witness::Witness;
 use builder::publish::ImagesPublisher;
 use builder::{BuildOptions, Built, Cancel, ImageLayers, Source};
 use layer::manifest::LayerKind;
 use layer::reference::{RefKind, Reference};
-use layer::{EnvId, Error, ErrorKind, LayerId, Result};
+use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::v1::images_client::ImagesClient;
-use proto::v1::{TagRequest, tag_request};
+use proto::v1::tag_request;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tonic::transport::Channel;
-
-/// What a shell gives for a command that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 
 /// What `build` prints.
 #[derive(Debug, Serialize)]
@@ -62,7 +59,7 @@ fn layer_kind(kind: RefKind) -> LayerKind {
 /// `build`
 pub async fn build(scene: &Scene, args: Build) -> Outcome {
     let begin = Instant::now();
-    let reference = super::reference(&args.tag)?;
+    let reference = super::reference_with_kind(&args.tag)?;
     if args.stacked && reference.kind() != RefKind::Env {
         return Err(Failure::Usage(
             "--stacked makes an environment: use -t env/NAME:TAG".to_owned(),
@@ -103,7 +100,7 @@ async fn interrupted<T>(cancel: &Cancel, task: tokio::task::JoinHandle<T>, bars:
     cancel.cancel();
     _ = task.await;
     bars.finish();
-    Err(Failure::Code(INTERRUPTED))
+    Err(Failure::INTERRUPTED)
 }
 
 /// A build on a thread that may block.
@@ -122,9 +119,8 @@ impl Work {
     fn carry_out(self, handle: &Handle) -> Outcome<(Built, Reference, Composed)> {
         let purpose = format!("build {}", self.reference);
         let publisher = ImagesPublisher::open(handle.clone(), self.channel.clone(), &purpose)?;
-        let publisher = Witness::new(publisher);
         let built = builder::build(&self.source, &publisher, &self.options, &*self.bars)
-            .map_err(|error| publisher.explain(error).context(format!("build {}", self.source)))
+            .context(|| format!("build {}", self.source))
             .remedy(advice)?;
         let is_env = self.reference.kind() == RefKind::Env;
         let environment = match (&built.config, is_env) {
@@ -158,17 +154,8 @@ impl Work {
         reference: &Reference,
         target: tag_request::Target,
     ) -> Result<()> {
-        let request = TagRequest {
-            reference: reference.to_string(),
-            target: Some(target),
-            author: author(),
-            expected_number: None,
-        };
         let mut client = ImagesClient::new(self.channel.clone());
-        let moved = handle.block_on(client.tag(request));
-        moved.map(|_| ()).map_err(|status| {
-            proto::status::from_status(status).context(format!("name {reference}"))
-        })
+        handle.block_on(point(&mut client, reference, target)).map(drop)
     }
 }
 

@@ -1,8 +1,9 @@
-//! `fsck`: whether a layer on the store is whole. Digests and pointers always, every byte with `--data`.
+//! `fsck`: whether a layer on the store is whole. Digests and pointers always, every byte with
+//! `--read-data`.
 //!
 //! Reads only. All damage is reported, not the first alone.
 
-use super::images::resolve;
+use super::images::{layer_ids, resolve};
 use super::{Scene, named};
 use crate::args::Fsck;
 use crate::embed::{self, Images};
@@ -69,8 +70,7 @@ pub async fn fsck(scene: &Scene, args: &Fsck) -> Outcome {
     let name = named(&args.reference)?;
     let mut images = embed::images(&scene.settings, scene.out).await?;
     let answer = resolve(&mut images, &name).await?;
-    let ids = answer.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
-    let ids = ids.collect::<Result<Vec<_>>>()?;
+    let ids = layer_ids(&answer)?;
     let url = images.store_url(&scene.settings)?;
     let store = blocking(move || Ok(Arc::new(Store::open(store::open(&url)?)?))).await?;
     let mut findings = Findings { name: name.clone(), ..Findings::default() };

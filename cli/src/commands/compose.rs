@@ -1,17 +1,15 @@
 //! `env create`: stacks layers into an environment document and names it.
 
-use super::images::{Entry, resolve};
-use super::{Scene, author, named};
+use super::images::{Entry, layer_ids, point, resolve};
+use super::{Scene, named};
 use crate::args::EnvCreate;
 use crate::embed;
 use crate::errors::{Failure, Outcome};
+use layer::LayerId;
 use layer::environment::{Environment, RunConfig};
 use layer::reference::{RefKind, Reference};
-use layer::{LayerId, Result};
 use proto::v1::resolve_response::Target as Resolved;
-use proto::v1::{
-    ClosePublishRequest, CommitEnvironmentRequest, OpenPublishRequest, TagRequest, tag_request,
-};
+use proto::v1::{ClosePublishRequest, CommitEnvironmentRequest, OpenPublishRequest, tag_request};
 
 /// How long the publish may take; it is two small writes.
 const PUBLISH_TTL_MS: u64 = 600_000;
@@ -46,8 +44,7 @@ async fn stack(images: &mut embed::Images, names: &[String]) -> Outcome<(Vec<Lay
                 set_variable(&mut config.env, variable);
             }
         }
-        let ids = answer.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
-        layers.extend(ids.collect::<Result<Vec<_>>>()?);
+        layers.extend(layer_ids(&answer)?);
     }
     Ok((layers, config))
 }
@@ -108,17 +105,7 @@ async fn publish(
         })
         .await?
         .into_inner();
-    let entry = images
-        .client
-        .tag(TagRequest {
-            reference: name.to_string(),
-            target: Some(tag_request::Target::EnvId(committed.env_id)),
-            author: author(),
-            expected_number: None,
-        })
-        .await?
-        .into_inner();
-    Ok(Entry::new(entry)?)
+    Ok(point(&mut images.client, name, tag_request::Target::EnvId(committed.env_id)).await?)
 }
 
 #[cfg(test)]

@@ -32,9 +32,9 @@ pub async fn exec(scene: &Scene, args: Exec) -> Outcome {
     let start = ExecStart {
         sandbox_id: args.id,
         argv: args.argv,
-        env: args.env,
-        cwd: args.cwd,
-        user: args.user,
+        env: args.process.env,
+        cwd: args.process.cwd,
+        user: args.process.user,
         timeout_ms: args.timeout.map_or(0, |time| time.as_millis() as u64),
         ..ExecStart::default()
     };

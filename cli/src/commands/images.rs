@@ -1,13 +1,15 @@
 //! References and what they name: list, describe, history, move, reindex.
 
 use super::{Scene, author, is_id, lost_name, named, reference};
-use crate::args::{Kind, Ls, Named, Tag};
+use crate::args::{Ls, Named, Tag};
 use crate::embed;
 use crate::errors::{Outcome, Remedy};
 use crate::output::Row;
 use crate::quantity::{show_bytes, show_time};
 use layer::environment::{Environment, RunConfig};
+use layer::reference::{RefKind, Reference};
 use layer::{EnvId, Error, LayerId, Result};
+use proto::v1::images_client::ImagesClient;
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::{
     HistoryRequest, LayerDescription, ListReferencesRequest, ReferenceEntry, ReindexRequest,
@@ -16,6 +18,7 @@ use proto::v1::{
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use tonic::transport::Channel;
 
 /// One reference, as it stands or stood.
 #[derive(Debug, Serialize)]
@@ -71,20 +74,10 @@ impl Row for Entry {
     }
 }
 
-fn word(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Base => "base",
-        Kind::Workspace => "workspace",
-        Kind::Toolkit => "toolkit",
-        Kind::Diff => "diff",
-        Kind::Env => "env",
-    }
-}
-
 /// `ls`
 pub async fn ls(scene: &Scene, args: &Ls) -> Outcome {
     let mut images = embed::images(&scene.settings, scene.out).await?;
-    let kind = args.kind.map(word).unwrap_or_default().to_owned();
+    let kind = args.kind.map(RefKind::word).unwrap_or_default().to_owned();
     let mut stream =
         images.client.list_references(ListReferencesRequest { kind }).await?.into_inner();
     let mut rows = Vec::new();
@@ -124,6 +117,30 @@ pub async fn resolve(images: &mut embed::Images, name: &str) -> Outcome<ResolveR
     answer.map(tonic::Response::into_inner).remedy(lost_name)
 }
 
+/// The layers that a name stands for, bottom first.
+pub fn layer_ids(answer: &ResolveResponse) -> Result<Vec<LayerId>> {
+    answer.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id)).collect()
+}
+
+/// Points a reference at something, wherever it pointed before.
+pub async fn point(
+    client: &mut ImagesClient<Channel>,
+    reference: &Reference,
+    target: tag_request::Target,
+) -> Result<Entry> {
+    let request = TagRequest {
+        reference: reference.to_string(),
+        target: Some(target),
+        author: author(),
+        expected_number: None,
+    };
+    let moved = client
+        .tag(request)
+        .await
+        .map_err(|status| proto::status::from_status(status).context(format!("name {reference}")));
+    Entry::new(moved?.into_inner())
+}
+
 /// `tag`
 pub async fn tag(scene: &Scene, args: &Tag) -> Outcome {
     let (from, new) = (named(&args.reference)?, reference(&args.new)?);
@@ -133,17 +150,7 @@ pub async fn tag(scene: &Scene, args: &Tag) -> Outcome {
         Some(Resolved::EnvId(id)) => tag_request::Target::EnvId(id),
         None => return Err(Error::not_found(format!("{from} has no target")).into()),
     };
-    let entry = images
-        .client
-        .tag(TagRequest {
-            reference: new.to_string(),
-            target: Some(target),
-            author: author(),
-            expected_number: None,
-        })
-        .await?
-        .into_inner();
-    print_move(scene, entry)
+    print_move(scene, &point(&mut images.client, &new, target).await?)
 }
 
 /// `untag`
@@ -155,12 +162,11 @@ pub async fn untag(scene: &Scene, args: &Named) -> Outcome {
     let mut images = embed::images(&scene.settings, scene.out).await?;
     let request = UntagRequest { reference, author: author() };
     let entry = images.client.untag(request).await.remedy(lost_name)?.into_inner();
-    print_move(scene, entry)
+    print_move(scene, &Entry::new(entry)?)
 }
 
-fn print_move(scene: &Scene, entry: ReferenceEntry) -> Outcome {
-    let entry = Entry::new(entry)?;
-    scene.out.result(&entry, || format!("{} -> {}", entry.reference, entry.target()))
+fn print_move(scene: &Scene, entry: &Entry) -> Outcome {
+    scene.out.result(entry, || format!("{} -> {}", entry.reference, entry.target()))
 }
 
 /// What is known about a layer.

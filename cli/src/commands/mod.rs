@@ -80,8 +80,18 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Materialise(args) => materialise::materialise(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
         Action::Fsd => node::fsd(&scene).await,
-        Action::Doctor | Action::Bench(_) | Action::Keeper(_) => Ok(()),
+        Action::Doctor | Action::Bench(_) | Action::Keeper(_) => {
+            Err(Error::new(ErrorKind::Internal, "a command without a runtime was given one").into())
+        }
     }
+}
+
+/// Does something on a thread that may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Outcome<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| {
+        Error::new(ErrorKind::Internal, "a thread of the command died").with_source(error).into()
+    })
 }
 
 /// Whether this text is the id of a layer or an environment.
@@ -98,14 +108,25 @@ fn named(text: &str) -> Outcome<String> {
     reference(text).map(|reference| reference.to_string())
 }
 
+fn has_kind(text: &str) -> bool {
+    text.split_once('/')
+        .is_some_and(|(kind, rest)| kind.parse::<RefKind>().is_ok() && !rest.is_empty())
+}
+
 /// A reference; one without a kind is an environment's.
 fn reference(text: &str) -> Outcome<Reference> {
-    let has_kind = text
-        .split_once('/')
-        .is_some_and(|(kind, rest)| kind.parse::<RefKind>().is_ok() && !rest.is_empty());
-    let full = if has_kind { text.to_owned() } else { format!("env/{text}") };
+    let full = if has_kind(text) { text.to_owned() } else { format!("env/{text}") };
     full.parse::<Reference>()
         .map_err(|error| Failure::Usage(format!("{text:?}: {}", crate::errors::innermost(&error))))
+}
+
+/// A reference whose kind is spelled out, because it decides about what is made.
+fn reference_with_kind(text: &str) -> Outcome<Reference> {
+    if has_kind(text) {
+        return reference(text);
+    }
+    let kinds = RefKind::ALL.map(|kind| format!("{kind}/{text}")).join(", ");
+    Err(Failure::Usage(format!("{text:?} names no kind; write one of {kinds}")))
 }
 
 /// What to say when a name is unknown.
@@ -125,6 +146,15 @@ fn author() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_the_kind_decides_it_has_to_be_named() {
+        assert_eq!(reference_with_kind("env/py").unwrap().to_string(), "env/py:latest");
+        for bad in ["bad", "ci/py:3", "base/"] {
+            let Err(Failure::Usage(why)) = reference_with_kind(bad) else { panic!("{bad}") };
+            assert!(why.contains("toolkit/") && why.contains("env/"), "{why}");
+        }
+    }
 
     #[test]
     fn a_name_without_a_kind_is_an_environment() {

@@ -7,14 +7,14 @@
 //! CRASH: a record without a mount is what a killed command leaves; the next `mount` at that directory,
 //! `umount` or `down` takes back what it names.
 
-use super::images::resolve;
+use super::images::{layer_ids, resolve};
 use super::{Scene, named};
 use crate::args::{Mount, Plane, Umount};
 use crate::embed::Images;
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::start::{self, Lifetime};
 use crate::output::Output;
-use crate::settings::Settings;
+use crate::settings::{Settings, private_folder};
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
@@ -82,14 +82,6 @@ fn wire_plane(plane: Plane) -> v1::Plane {
     }
 }
 
-fn make_folder(path: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .context(|| format!("create {}", path.display()))
-}
-
 fn read_record(path: &Path) -> Result<Option<Record>> {
     let name = || format!("read {}", path.display());
     match std::fs::read(path) {
@@ -103,7 +95,7 @@ fn read_record(path: &Path) -> Result<Option<Record>> {
 
 fn write_record(path: &Path, record: &Record) -> Result<()> {
     let name = || format!("write {}", path.display());
-    path.parent().map_or(Ok(()), make_folder)?;
+    path.parent().map_or(Ok(()), private_folder)?;
     let text = serde_json::to_vec(record)
         .map_err(|error| Error::new(ErrorKind::Internal, name()).with_source(error))?;
     let temporary = path.with_extension("new");
@@ -141,9 +133,8 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
     let mut images = Images::of_node(node);
     let answer = resolve(&mut images, &name).await?;
     let is_layer = matches!(answer.target, Some(Resolved::LayerId(_)));
-    let ids = answer.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
-    let record =
-        Record { reference: name, dir, layers: ids.collect::<Result<_>>()?, writable: args.rw };
+    let layers = layer_ids(&answer)?;
+    let record = Record { reference: name, dir, layers, writable: args.rw };
     write_record(&place.record, &record)?;
     match compose(&mut layerfs, &place, &record, wire_plane(args.plane), is_layer).await {
         Ok(plane) => {

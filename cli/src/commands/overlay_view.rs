@@ -10,8 +10,6 @@ use layer::tree::{Inode, InodeIx, Kind, Tree};
 use layer::{Error, Result};
 use std::collections::BTreeMap;
 
-const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-
 /// A stack of trees, bottom first.
 pub struct View {
     trees: Vec<Tree>,
@@ -44,9 +42,9 @@ impl View {
 
     /// The topmost inode of a node.
     pub fn inode(&self, node: &Node) -> Result<&Inode> {
-        let first = node.parts.first().copied();
+        let first = node.parts.first();
         first
-            .and_then(|(tree, at)| self.trees.get(tree)?.get(at))
+            .and_then(|part| self.at(*part))
             .ok_or_else(|| Error::corrupt("a directory entry without an inode"))
     }
 
@@ -61,11 +59,7 @@ impl View {
 
     /// Drops what lies below an opaque directory.
     fn cut_at_opaque(&self, mut parts: Vec<(usize, InodeIx)>) -> Vec<(usize, InodeIx)> {
-        let opaque = |part: &(usize, InodeIx)| {
-            self.at(*part).is_some_and(|inode| {
-                inode.xattrs.iter().any(|xattr| xattr.name == OPAQUE && xattr.value == b"y")
-            })
-        };
+        let opaque = |part: &(usize, InodeIx)| self.at(*part).is_some_and(Inode::is_opaque);
         if self.merged
             && let Some(first) = parts.iter().position(opaque)
         {
@@ -138,7 +132,7 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use layer::tree::{Rdev, Timestamp, Xattr};
+    use layer::tree::{OPAQUE_XATTR, Rdev, Timestamp, Xattr};
 
     fn inode(kind: Kind) -> Inode {
         let mtime = Timestamp { secs: 0, nanos: 0 };
@@ -167,7 +161,7 @@ mod tests {
                     None => {
                         let mut new = inode(kind);
                         if last && path.contains('!') {
-                            let (name, value) = (OPAQUE.to_vec(), b"y".to_vec());
+                            let (name, value) = (OPAQUE_XATTR.to_vec(), b"y".to_vec());
                             new.xattrs.push(Xattr { name, value });
                         }
                         let new = tree.add(new).unwrap();

@@ -4,8 +4,8 @@
 //! them the sandbox idles and the command runs beside, because a sandbox's own command has no input.
 //! `--rm` owns its sandbox: when this process dies in whatever way, the node removes it.
 
-use super::exec::{end_with, exit_code, explain, print, stream};
-use super::sandboxes::{self, LogEnd};
+use super::exec::{end_with, exit_code, explain, stream};
+use super::sandboxes::{self, LogPrinter};
 use super::{Scene, lost_name, named};
 use crate::args::{Run, Spec};
 use crate::errors::{Failure, Outcome, Remedy};
@@ -20,13 +20,10 @@ use proto::v1::{
     CreateRequest, ExecStart, LogsRequest, RemoveRequest, ResolveRequest, Sandbox, State,
     StopRequest, WaitRequest,
 };
-use std::io;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::transport::Channel;
 
-/// What a shell gives for a command that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 /// The time between the polite signal and the kill after Ctrl-C.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -121,7 +118,7 @@ async fn born(
         let id = late.into_inner().id;
         client.clone().remove(RemoveRequest { id, force: true }).await?;
     }
-    Err(Failure::Code(INTERRUPTED))
+    Err(Failure::INTERRUPTED)
 }
 
 async fn stop(client: &mut SandboxesClient<Channel>, id: &str, grace: Duration) -> Outcome {
@@ -140,18 +137,13 @@ async fn follow(
 ) -> Outcome<u8> {
     let request = LogsRequest { id: sandbox.id.clone(), follow: true };
     let mut logs = client.logs(request).await?.into_inner();
-    let mut cut = LogEnd::default();
+    let mut printer = LogPrinter::new(scene.out);
     let mut interrupted = 0_u32;
     loop {
         tokio::select! {
             chunk = logs.message() => {
                 let Some(chunk) = chunk? else { break };
-                cut.see(&chunk);
-                if chunk.stderr {
-                    print(&mut io::stderr().lock(), &chunk.data)?;
-                } else {
-                    print(&mut io::stdout().lock(), &chunk.data)?;
-                }
+                printer.print(&chunk)?;
             }
             () = interrupts.next() => {
                 interrupted += 1;
@@ -165,10 +157,10 @@ async fn follow(
             }
         }
     }
-    cut.report(scene.out);
+    printer.finish();
     let ended = client.wait(WaitRequest { id: sandbox.id.clone() }).await?.into_inner();
     if interrupted > 0 {
-        return Ok(INTERRUPTED);
+        return Err(Failure::INTERRUPTED);
     }
     if ended.state() == State::Failed || ended.state() == State::Lost {
         let text = format!("sandbox {}: {}", ended.id, ended.reason);

@@ -35,9 +35,9 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
             pids: spec.pids.unwrap_or(0),
             writable_bytes: spec.disk.unwrap_or(0),
         }),
-        env: spec.env.clone(),
-        cwd: spec.cwd.clone(),
-        user: spec.user.clone(),
+        env: spec.process.env.clone(),
+        cwd: spec.process.cwd.clone(),
+        user: spec.process.user.clone(),
         argv: spec.argv.clone(),
         labels: spec.labels.iter().cloned().collect(),
         idempotency_key: String::new(),
@@ -157,22 +157,32 @@ pub async fn ps(scene: &Scene, args: &Ps) -> Outcome {
     scene.out.listing(&rows)
 }
 
-/// How much of a log was cut.
-#[derive(Debug, Default)]
-pub struct LogEnd {
+/// Prints a log, and says at its end how much of it was cut.
+pub struct LogPrinter {
+    out: Output,
     truncated_bytes: u64,
 }
 
-impl LogEnd {
-    /// Notes what a chunk says.
-    pub fn see(&mut self, chunk: &LogChunk) {
-        self.truncated_bytes = self.truncated_bytes.max(chunk.truncated_bytes);
+impl LogPrinter {
+    /// Nothing was printed yet.
+    pub fn new(out: Output) -> Self {
+        Self { out, truncated_bytes: 0 }
     }
 
-    /// Says it.
-    pub fn report(&self, out: Output) {
+    /// Passes a chunk on, to the stream that it came from.
+    pub fn print(&mut self, chunk: &LogChunk) -> Outcome {
+        self.truncated_bytes = self.truncated_bytes.max(chunk.truncated_bytes);
+        if chunk.stderr {
+            print(&mut io::stderr().lock(), &chunk.data)
+        } else {
+            print(&mut io::stdout().lock(), &chunk.data)
+        }
+    }
+
+    /// Says what is missing, if something is.
+    pub fn finish(self) {
         if self.truncated_bytes > 0 {
-            out.notice(&format!("{} bytes of output were cut", self.truncated_bytes));
+            self.out.notice(&format!("{} bytes of output were cut", self.truncated_bytes));
         }
     }
 }
@@ -182,16 +192,11 @@ pub async fn logs(scene: &Scene, args: &Logs) -> Outcome {
     let (_node, mut client) = connect(scene, Lifetime::WhileUsed).await?;
     let request = LogsRequest { id: args.id.clone(), follow: args.follow };
     let mut logs = client.logs(request).await.remedy(lost_sandbox)?.into_inner();
-    let mut cut = LogEnd::default();
+    let mut printer = LogPrinter::new(scene.out);
     while let Some(chunk) = logs.message().await? {
-        cut.see(&chunk);
-        if chunk.stderr {
-            print(&mut io::stderr().lock(), &chunk.data)?;
-        } else {
-            print(&mut io::stdout().lock(), &chunk.data)?;
-        }
+        printer.print(&chunk)?;
     }
-    cut.report(scene.out);
+    printer.finish();
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! `tree`: every file of a layer, or of an environment as a sandbox would see it, from metadata alone.
 
-use super::images::resolve;
+use super::images::{layer_ids, resolve};
 use super::overlay_view::{Node, View};
 use super::{Scene, named};
 use crate::args::Tree as Args;
@@ -10,7 +10,7 @@ use crate::output::{name, output_failure, safe_json};
 use crate::quantity::show_seconds;
 use layer::erofs::reader::Reader;
 use layer::tree::{Inode, Kind, Tree};
-use layer::{Error, ErrorKind, LayerId, Result};
+use layer::{Context, Error, LayerId, Result};
 use proto::v1::resolve_response::Target as Resolved;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -108,12 +108,11 @@ pub async fn tree(scene: &Scene, args: &Args) -> Outcome {
     let full = named(&args.reference)?;
     let mut images = embed::images(&scene.settings, scene.out).await?;
     let answer = resolve(&mut images, &full).await?;
-    let layers = answer.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
-    let layers = layers.collect::<Result<Vec<_>>>()?;
+    let layers = layer_ids(&answer)?;
     let is_layer = matches!(answer.target, Some(Resolved::LayerId(_)));
     let url = images.store_url(&scene.settings)?;
     let (json, path) = (scene.out.is_json(), args.path.clone());
-    let printed = tokio::task::spawn_blocking(move || -> Outcome {
+    super::blocking(move || -> Outcome {
         let store = store::Store::open(store::open(&url)?)?;
         let mut trees =
             layers.iter().map(|id| read_tree(&store, id)).collect::<Result<Vec<_>>>()?;
@@ -130,18 +129,14 @@ pub async fn tree(scene: &Scene, args: &Args) -> Outcome {
         };
         let path = if path.is_empty() { String::new() } else { format!("/{path}") };
         print(&view, path.as_bytes(), &start, json)
-    });
-    printed
-        .await
-        .map_err(|error| Error::new(ErrorKind::Internal, "list a tree").with_source(error))?
+    })
+    .await?
 }
 
 fn read_tree(store: &store::Store, id: &LayerId) -> Result<Tree> {
     let name = || format!("read layer {}", id.short());
-    let file = store.read_layer(id).map_err(|error| error.context(name()))?;
-    Reader::parse(&file.metadata)
-        .and_then(|reader| reader.to_tree())
-        .map_err(|error| error.context(name()))
+    let file = store.read_layer(id).context(name)?;
+    Reader::parse(&file.metadata).and_then(|reader| reader.to_tree()).context(name)
 }
 
 fn print(view: &View, path: &[u8], start: &Node, json: bool) -> Outcome {

@@ -7,11 +7,12 @@
 //! What survives a crash: the key's file, unlocked, which is what tells the next node.
 
 use crate::errors::Outcome;
+use crate::settings::private_folder;
 use layer::{Context, Error, Result};
 use proto::v1::sandboxes_client::SandboxesClient;
 use proto::v1::{ListRequest, RemoveRequest};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tonic::transport::Channel;
@@ -31,7 +32,7 @@ impl Owner {
     /// Registers this process as an owner in `dir`.
     pub fn register(dir: &Path) -> Result<Self> {
         let name = || format!("register in {}", dir.display());
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).context(name)?;
+        private_folder(dir)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let key = format!("{}-{:x}", std::process::id(), now.as_nanos());
         // The file gets its name only when it is locked: an unlocked one means a dead owner.

@@ -1,41 +1,73 @@
 //! The node and mounts: starting, refusing, adopting, ending; lazy mounts and their cleaning up.
 
-use crate::world::{World, alive, kill};
+use crate::world::{Done, World, alive, eventually, kill};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
+/// A world with a layer and a directory where it can be mounted.
+struct Mountable {
+    world: World,
+    tree: PathBuf,
+    dir: PathBuf,
+}
+
+impl Mountable {
+    /// The layer is `base/x:1`.
+    fn new() -> Self {
+        let world = World::new();
+        let tree = world.tree("tree");
+        world.build(&tree, "base/x:1");
+        let dir = world.mount_point();
+        Self { world, tree, dir }
+    }
+
+    /// The same, mounted.
+    fn mounted() -> Self {
+        let this = Self::new();
+        this.world.run(&["mount", "base/x:1", this.at()]).ok();
+        this
+    }
+
+    fn at(&self) -> &str {
+        self.dir.to_str().unwrap()
+    }
+
+    fn umount(&self) -> Done {
+        self.world.run(&["umount", self.at()])
+    }
+
+    /// The largest file is there, byte for byte.
+    #[track_caller]
+    fn serves(&self) {
+        let read = |root: &Path| fs::read(root.join("sub/big")).unwrap();
+        assert_eq!(read(&self.dir), read(&self.tree));
+    }
+
+    fn fsd_pid(&self) -> u32 {
+        self.world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32
     }
 }
 
 #[test]
 fn a_layer_is_mounted_lazily_and_taken_back() {
-    let world = World::new();
-    let tree = world.tree("tree");
-    world.build(&tree, "base/x:1");
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
-    let mounted = world.run(&["mount", "base/x:1", &at]).ok();
+    let mount = Mountable::new();
+    let (world, dir, at) = (&mount.world, &mount.dir, mount.at());
+    let mounted = world.run(&["mount", "base/x:1", at]).ok();
     assert!(mounted.err.contains("started a node"), "{}", mounted.err);
     let before = world.line("stats --json").ok().json();
     assert_eq!(before["layers"][0]["present_bytes"], 0, "a mount loads no data");
     assert_eq!(fs::read(dir.join("hello")).unwrap(), b"hello\n");
-    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    mount.serves();
     assert_eq!(fs::read(dir.join("sub/deep/zeros")).unwrap(), vec![0; 100_000]);
     assert!(fs::write(dir.join("new"), "x").is_err(), "a layer is read-only");
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let line = table.lines().find(|line| line.contains(&at)).unwrap();
+    let line = table.lines().find(|line| line.contains(at)).unwrap();
     assert!(line.contains("nosuid,nodev"), "what a sandbox packed is harmless: {line}");
     let after = world.line("stats --json").ok().json();
     assert!(after["fetched_bytes"].as_u64().unwrap() > 300_000);
-    world.run(&["mount", "base/x:1", &at]).fails(1, "is mounted");
-    world.run(&["umount", &at]).ok();
-    world.run(&["umount", &at]).fails(1, "is no mount");
+    world.run(&["mount", "base/x:1", at]).fails(1, "is mounted");
+    mount.umount().ok();
+    mount.umount().fails(1, "is no mount");
     world.line("down").ok();
     world.nothing_is_left();
 }
@@ -44,23 +76,19 @@ fn a_layer_is_mounted_lazily_and_taken_back() {
 fn an_environment_is_mounted_writable_and_its_writes_are_thrown_away() {
     let world = World::new();
     world.build(&world.tree("one"), "base/one:1");
-    let two = world.path("two");
-    fs::create_dir_all(two.join("sub")).unwrap();
-    fs::write(two.join("sub/new"), "new").unwrap();
-    world.build(&two, "toolkit/two:1");
+    world.build(&world.addition("two"), "toolkit/two:1");
     world.line("env create both:1 --layer base/one:1 --layer toolkit/two:1").ok();
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
+    let dir = world.mount_point();
+    let at = dir.to_str().unwrap();
     for plane in ["auto", "erofs-fanotify", "erofs-fuse"] {
-        world.run(&["mount", "both:1", &at, "--rw", "--plane", plane]).ok();
+        world.run(&["mount", "both:1", at, "--rw", "--plane", plane]).ok();
         assert_eq!(fs::read(dir.join("sub/new")).unwrap(), b"new", "{plane}");
         assert_eq!(fs::read(dir.join("hello")).unwrap(), b"hello\n");
         fs::write(dir.join("written"), "x").unwrap();
         fs::remove_file(dir.join("hello")).unwrap();
-        world.run(&["umount", &at]).ok();
+        world.run(&["umount", at]).ok();
     }
-    world.run(&["mount", "both:1", &at]).ok();
+    world.run(&["mount", "both:1", at]).ok();
     assert!(!dir.join("written").exists() && dir.join("hello").exists());
     // `down` takes back what is mounted still.
     world.line("down").ok();
@@ -71,8 +99,7 @@ fn an_environment_is_mounted_writable_and_its_writes_are_thrown_away() {
 #[test]
 fn mount_errors_are_clear() {
     let world = World::new();
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
+    let dir = world.mount_point();
     let at = dir.to_str().unwrap();
     world.run(&["mount", "base/nope:1", at]).fails(1, "base/nope:1");
     world.run(&["mount", "base/nope:1", "/nonexistent/dir"]).fails(1, "/nonexistent/dir");
@@ -99,19 +126,14 @@ fn a_second_node_is_refused_with_the_pid_of_the_first() {
 
 #[test]
 fn the_next_node_adopts_what_a_killed_one_left() {
-    let world = World::new();
-    let tree = world.tree("tree");
-    world.build(&tree, "base/x:1");
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
-    world.run(&["mount", "base/x:1", &at]).ok();
-    let fsd = world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32;
+    let mount = Mountable::mounted();
+    let world = &mount.world;
+    let fsd = mount.fsd_pid();
     let node = world.node_pid().unwrap();
     kill(node, 9);
     eventually("the node dies", || !alive(node));
-    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
-    world.run(&["umount", &at]).ok();
+    mount.serves();
+    mount.umount().ok();
     assert!(alive(fsd) || world.node_pid().is_none());
     world.line("down").ok();
     world.nothing_is_left();
@@ -119,41 +141,42 @@ fn the_next_node_adopts_what_a_killed_one_left() {
 
 #[test]
 fn fsd_is_started_again_when_it_dies() {
-    let world = World::new();
-    let tree = world.tree("tree");
-    world.build(&tree, "base/x:1");
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
-    world.run(&["mount", "base/x:1", &at]).ok();
+    let mount = Mountable::mounted();
+    let world = &mount.world;
     for _ in 0..3 {
-        let pid = world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32;
+        let pid = mount.fsd_pid();
         kill(pid, 9);
         eventually("fsd comes back", || {
             let stats = world.line("stats --json");
             stats.code == 0 && stats.json()["fsd_pid"].as_u64() != Some(u64::from(pid))
         });
     }
-    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
-    world.run(&["umount", &at]).ok();
+    mount.serves();
+    mount.umount().ok();
     world.line("down").ok();
     world.nothing_is_left();
 }
 
 #[test]
 fn down_keep_leaves_mounts_to_the_next_node() {
-    let world = World::new();
-    let tree = world.tree("tree");
-    world.build(&tree, "base/x:1");
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
-    world.run(&["mount", "base/x:1", &at]).ok();
+    let mount = Mountable::mounted();
+    let world = &mount.world;
     world.line("down --keep").ok();
     assert_eq!(world.node_pid(), None);
-    assert_eq!(fs::read(dir.join("sub/big")).unwrap(), fs::read(tree.join("sub/big")).unwrap());
+    mount.serves();
     world.line("down").ok();
     world.nothing_is_left();
+}
+
+#[test]
+fn logs_in_files_have_no_colours() {
+    let mount = Mountable::mounted();
+    kill(mount.fsd_pid(), 9);
+    let log = || fs::read_to_string(mount.world.data().join("run/node.log")).unwrap();
+    eventually("the node tells of the death", || log().contains("fsd died"));
+    assert!(!log().contains('\x1b'), "{}", log());
+    mount.serves();
+    mount.umount().ok();
 }
 
 #[test]
@@ -183,13 +206,11 @@ fn a_node_that_cannot_come_up_says_why_and_leaves_no_daemon() {
 
 #[test]
 fn ctrl_c_on_a_node_in_the_foreground_ends_everything() {
-    let world = World::new();
-    world.build(&world.tree("tree"), "base/x:1");
+    let mount = Mountable::new();
+    let world = &mount.world;
     let mut node = world.spawn("up");
     eventually("the node comes up", || world.line("stats").code == 0);
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    world.run(&["mount", "base/x:1", dir.to_str().unwrap()]).ok();
+    world.run(&["mount", "base/x:1", mount.at()]).ok();
     kill(node.id(), 2);
     assert!(node.wait().unwrap().success());
     world.nothing_is_left();
@@ -197,18 +218,14 @@ fn ctrl_c_on_a_node_in_the_foreground_ends_everything() {
 
 #[test]
 fn a_node_on_another_store_does_not_take_over_the_fsd_of_the_first() {
-    let world = World::new();
-    world.build(&world.tree("tree"), "base/x:1");
-    let dir = world.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    let at = dir.to_str().unwrap().to_owned();
-    world.run(&["mount", "base/x:1", &at]).ok();
+    let mount = Mountable::mounted();
+    let (world, at) = (&mount.world, mount.at());
     world.line("down --keep").ok();
     let other = format!("{}?latency_ms=1", world.data().join("store").display());
-    world.run(&["--store", &other, "mount", "base/x:1", &at]).fails(1, "another store");
+    world.run(&["--store", &other, "mount", "base/x:1", at]).fails(1, "another store");
     world.line("down").ok();
-    world.run(&["--store", &other, "mount", "base/x:1", &at]).ok();
-    world.run(&["umount", &at]).ok();
+    world.run(&["--store", &other, "mount", "base/x:1", at]).ok();
+    mount.umount().ok();
     world.run(&["--store", &other, "down"]).ok();
     world.nothing_is_left();
 }

@@ -1,6 +1,6 @@
 //! `run`, `create`, `exec` and their kin on a root file system of one static program.
 
-use crate::world::{Done, World, alive, end_of, kill};
+use crate::world::{Done, World, alive, end_of, eventually, kill};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -46,14 +46,6 @@ fn shell(world: &World, words: &str, script: &str) -> Done {
     let mut line: Vec<&str> = words.split(' ').collect();
     line.extend(["--", "/bin/sh", "-c", script]);
     world.run(&line)
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -351,7 +343,7 @@ fn whoever_is_killed_whenever_the_next_node_clears_up() {
         // What was named is whole.
         for row in world.line("ls --json").ok().json().as_array().unwrap() {
             let reference = row["reference"].as_str().unwrap();
-            world.line(&format!("fsck {reference} --data")).ok();
+            world.line(&format!("fsck {reference} --read-data")).ok();
         }
         shell(&world, "run --rm box:1", "test ! -e /data/x").ok();
         world.line("down").ok();

@@ -52,10 +52,7 @@ fn the_same_tree_has_the_same_id_as_a_directory_and_as_a_tar() {
 fn environments_stack_layers_and_show_what_a_sandbox_would_see() {
     let world = World::new();
     world.build(&world.tree("one"), "base/one:1");
-    let two = world.path("two");
-    fs::create_dir_all(two.join("sub")).unwrap();
-    fs::write(two.join("sub/new"), "new").unwrap();
-    world.build(&two, "toolkit/two:1");
+    world.build(&world.addition("two"), "toolkit/two:1");
     world
         .line("env create both:1 --layer base/one:1 --layer toolkit/two:1 --env A=1 --cwd /sub --cmd sh -c x")
         .ok();
@@ -91,7 +88,7 @@ fn fsck_finds_a_flipped_bit_and_only_then_fails() {
     let world = World::new();
     world.build(&world.tree("tree"), "base/x:1");
     world.line("fsck base/x:1").ok();
-    let whole = world.line("fsck base/x:1 --data --json").ok().json();
+    let whole = world.line("fsck base/x:1 --read-data --json").ok().json();
     assert_eq!(whole["damages"], 0);
     assert!(whole["bytes_read"].as_u64().unwrap() > 300_000);
     let mut packs = fs::read_dir(world.data().join("store/packs")).unwrap();
@@ -103,7 +100,7 @@ fn fsck_finds_a_flipped_bit_and_only_then_fails() {
     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
     fs::set_permissions(&pack, permissions).unwrap();
     fs::write(&pack, bytes).unwrap();
-    let damaged = world.line("fsck base/x:1 --data").fails(1, "is damaged in 1 places");
+    let damaged = world.line("fsck base/x:1 --read-data").fails(1, "is damaged in 1 places");
     assert!(damaged.out.contains("chunk"), "{}", damaged.out);
 }
 
@@ -116,6 +113,7 @@ fn bad_input_is_one_clear_line_and_exit_code_one() {
     world.line("untag base/nope:1").fails(1, "base/nope:1");
     world.line("tree nope").fails(1, "env/nope:latest");
     world.line("build /nonexistent.tar -t base/x:1").fails(1, "/nonexistent.tar");
+    world.line("build /etc -t bad").fails(2, "base/bad, workspace/bad, toolkit/bad");
     world.line("build docker://host/repo -t base/x:1").fails(1, "docker://host/repo");
     world.line("env create e:1 --layer base/nope:1").fails(1, "base/nope:1");
     world.line("--store ftp://host/x ls").fails(1, "ftp");
@@ -235,11 +233,11 @@ fn a_killed_or_interrupted_build_leaves_nothing_visible() {
         }
         for row in world.line("ls --json").ok().json().as_array().unwrap() {
             assert_eq!(row["reference"], "base/x:1");
-            world.line("fsck base/x:1 --data").ok();
+            world.line("fsck base/x:1 --read-data").ok();
         }
     }
     world.line(&line).ok();
-    world.line("fsck base/x:1 --data").ok();
+    world.line("fsck base/x:1 --read-data").ok();
 }
 
 #[test]

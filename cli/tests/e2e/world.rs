@@ -105,6 +105,21 @@ impl World {
         root
     }
 
+    /// A tree that adds `sub/new` to [`World::tree`].
+    pub fn addition(&self, name: &str) -> PathBuf {
+        let root = self.path(name);
+        fs::create_dir_all(root.join("sub")).unwrap();
+        fs::write(root.join("sub/new"), "new").unwrap();
+        root
+    }
+
+    /// An empty directory.
+    pub fn mount_point(&self) -> PathBuf {
+        let dir = self.path("mnt");
+        fs::create_dir(&dir).unwrap();
+        dir
+    }
+
     /// Builds a tree and names it.
     #[track_caller]
     pub fn build(&self, source: &Path, tag: &str) {
@@ -207,6 +222,16 @@ pub fn end_of(child: Child, what: &str) -> Done {
         code: output.status.code().unwrap_or(-1),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Waits until something holds; fails with `what` when it never does.
+#[track_caller]
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
