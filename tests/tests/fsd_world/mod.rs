@@ -245,8 +245,17 @@ impl World {
     }
 
     pub fn attach_as(&self, holder: &str, plane: Plane) -> Result<AttachResponse> {
+        self.attach_layer(holder, self.layer.id, plane)
+    }
+
+    pub fn attach_layer(
+        &self,
+        holder: &str,
+        layer: LayerId,
+        plane: Plane,
+    ) -> Result<AttachResponse> {
         let request = AttachRequest {
-            layer_id: self.layer.id.as_bytes().to_vec(),
+            layer_id: layer.as_bytes().to_vec(),
             holder: holder.into(),
             plane: plane.into(),
             ..AttachRequest::default()
@@ -257,7 +266,11 @@ impl World {
     }
 
     pub fn detach(&self, holder: &str) -> Result<bool> {
-        let layer_id = self.layer.id.as_bytes().to_vec();
+        self.detach_layer(holder, self.layer.id)
+    }
+
+    pub fn detach_layer(&self, holder: &str, layer: LayerId) -> Result<bool> {
+        let layer_id = layer.as_bytes().to_vec();
         let request = DetachRequest { layer_id, holder: holder.into() };
         let mut client = self.client()?;
         Ok(self.runtime.block_on(client.detach(request))?.into_inner().unmounted)
