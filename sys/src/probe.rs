@@ -287,7 +287,7 @@ fn attempt(capability: Capability, scratch: &Path) -> Result<Attempt, Untried> {
         C::Fuse => devices::fuse(devices::FuseFeature::Mount),
         C::FusePassthrough => devices::fuse(devices::FuseFeature::Passthrough),
         C::FuseIoUring => devices::fuse(devices::FuseFeature::IoUring),
-        C::ErofsFscache => devices::erofs_fscache(),
+        C::ErofsFscache => devices::erofs_fscache(scratch),
         C::OverlayDescriptors => storage::overlay_descriptors(),
         C::IdmappedMounts => storage::idmapped_mounts(),
         C::Reflink => storage::reflink(scratch),

@@ -6,6 +6,7 @@
 use super::Scene;
 use crate::errors::Outcome;
 use crate::output::{Row, write_out};
+use fsd::PlaneKind;
 use layer::{Error, ErrorKind};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -17,19 +18,6 @@ struct Offer {
     /// `None`: not in this version.
     needs: Option<&'static [Capability]>,
 }
-
-/// The best plane first.
-const PLANES: [Offer; 6] = [
-    Offer {
-        name: "erofs-fanotify",
-        needs: Some(&[Capability::ErofsFileBacked, Capability::FanotifyPreContent]),
-    },
-    Offer { name: "erofs-fuse", needs: Some(&[Capability::ErofsFileBacked, Capability::Fuse]) },
-    Offer { name: "fuse", needs: None },
-    Offer { name: "virtiofs", needs: None },
-    Offer { name: "erofs-fscache", needs: None },
-    Offer { name: "direct", needs: None },
-];
 
 const BACKENDS: [Offer; 4] = [
     Offer {
@@ -66,6 +54,8 @@ struct Verdict {
     name: &'static str,
     available: bool,
     why_not: Option<String>,
+    /// For what, where it is not for everything.
+    only_for: Option<&'static str>,
 }
 
 impl Verdict {
@@ -76,15 +66,43 @@ impl Verdict {
                 format!("{missing} is missing: {}", detail(capabilities.finding(missing)))
             }),
         };
-        Self { name: offer.name, available: why_not.is_none(), why_not }
+        Self { name: offer.name, available: why_not.is_none(), why_not, only_for: None }
     }
 
     fn line(&self) -> String {
         match &self.why_not {
-            None => format!("  {:<16}yes", self.name),
+            None => match self.only_for {
+                Some(what) => format!("  {:<16}yes  for {what}", self.name),
+                None => format!("  {:<16}yes", self.name),
+            },
             Some(why) => format!("  {:<16}no   {why}", self.name),
         }
     }
+}
+
+/// The planes, the best first.
+fn planes(capabilities: &Capabilities, store_url: &str) -> Vec<Verdict> {
+    let verdict = |kind: PlaneKind| {
+        let offer = Offer { name: kind.name(), needs: Some(kind.needs()) };
+        let mut verdict = Verdict::of(&offer, capabilities);
+        if !kind.serves_every_layer() {
+            verdict.only_for = Some("layers that `lamella materialise` laid out on the store");
+            if !is_mounted(store_url) {
+                verdict.available = false;
+                verdict.why_not.get_or_insert(format!("the store {store_url} is no directory"));
+            }
+        }
+        verdict
+    };
+    let virtiofs = Offer { name: "virtiofs", needs: None };
+    let others = [Verdict::of(&virtiofs, capabilities)];
+    PlaneKind::ALL.into_iter().map(verdict).chain(others).collect()
+}
+
+/// Whether the store is a directory that the kernel reads by itself, not slowed down or broken on purpose.
+fn is_mounted(store_url: &str) -> bool {
+    let place = store_url.strip_prefix("file://").unwrap_or(store_url);
+    place.starts_with('/') && !place.contains('?')
 }
 
 /// One capability.
@@ -145,7 +163,7 @@ pub fn doctor(scene: &Scene) -> Outcome {
         machine: system.machine().to_string_lossy().into_owned(),
         data: data.to_owned(),
         store: scene.settings.store_url().to_owned(),
-        planes: verdicts(&PLANES),
+        planes: planes(&capabilities, scene.settings.store_url()),
         backends: verdicts(&BACKENDS),
         capabilities: capabilities
             .iter()

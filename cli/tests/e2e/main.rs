@@ -3,6 +3,7 @@
 // What surrounds a test may fail it.
 #![allow(clippy::unwrap_used)]
 
+mod direct;
 mod mounts;
 mod sandboxes;
 mod storage;

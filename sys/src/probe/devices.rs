@@ -1,10 +1,12 @@
 //! Attempts at character devices: FUSE, KVM, vsock, cachefiles.
 
-use super::{Attempt, failed};
+use super::{Attempt, Scratch, failed};
+use crate::cachefiles::Device;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
 fn open(path: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
@@ -68,14 +70,20 @@ pub(super) fn fuse(feature: FuseFeature) -> Attempt {
     })
 }
 
-pub(super) fn erofs_fscache() -> Attempt {
-    // The device alone does not prove on-demand mode; binding it needs a cache folder of its own.
-    let device = open("/dev/cachefiles")?;
-    rustix::io::write(&device, b"bind ondemand").map_err(|error| match error {
-        // The cache folder is missing, so the word itself was understood.
-        rustix::io::Errno::INVAL => failed("cachefiles has no on-demand mode, or needs a cache"),
-        other => other.into(),
+pub(super) fn erofs_fscache(scratch: &Path) -> Attempt {
+    let device = Device::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => failed("there is no /dev/cachefiles"),
+        io::ErrorKind::ResourceBusy => failed("/dev/cachefiles is in use by another process"),
+        _ => error,
     })?;
+    // The device alone does not prove on-demand mode: a cache is bound, and ends with the device.
+    let scratch = Scratch::new(scratch)?;
+    device.command(&format!("dir {}", scratch.path.display()))?;
+    device.command("bind ondemand").map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => failed("cachefiles has no on-demand mode"),
+        _ => error,
+    })?;
+    drop(device);
     Ok("cachefiles bound on demand".to_owned())
 }
 
