@@ -241,6 +241,40 @@ fn tar_with_name(name: &[u8]) -> Vec<u8> {
     block
 }
 
+/// A writable layer is used again. Each line changes it in another way and answers what a sandbox sees of
+/// `/` first: all must see the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_a_sandbox_did_to_its_files_reaches_the_next() -> Result<()> {
+    let world = World::new()?;
+    let (service, client) = world.client().await?;
+    const LOOK: &str = "stat -c '%a %u %g' / /tmp; ls -A / /tmp /etc";
+    const CHANGES: [&str; 8] = [
+        "true",
+        "touch /left",
+        "touch /gone; rm /gone",
+        "chmod 700 /",
+        "chown 7:7 /",
+        "rm /etc/passwd; mkdir /tmp/a",
+        "touch -d @7 /",
+        "mkdir /d; rmdir /d",
+    ];
+    let mut first = None;
+    for change in CHANGES.into_iter().chain(CHANGES) {
+        let line = format!("{LOOK}; {change}");
+        let id = client.create(own(&["sh", "-c", &line])).await?.id;
+        let ended = client.wait(&id).await?;
+        assert_eq!(how(&ended.end), Some(end::How::Exited(0)), "{change}");
+        let (seen, complaint) = client.logs(&id).await?;
+        assert_eq!(complaint, "", "{change}");
+        assert_eq!(&seen, first.get_or_insert_with(|| seen.clone()), "before {change}");
+    }
+    service.close().await;
+    assert!(world.layers.holders().is_empty(), "no layer stays attached");
+    let slots = std::fs::read_dir(world.data().join("sandboxes/slots"))?;
+    assert_eq!(slots.count(), 0);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_once_are_apart_and_all_leave() -> Result<()> {
     let world = World::new()?;
