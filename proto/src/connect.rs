@@ -29,6 +29,8 @@ const PIPE_BYTES: usize = 1 << 20;
 const WINDOW_BYTES: u32 = 4 << 20;
 /// How long a client waits for a socket to accept it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long clients may keep a server that is to end: calls in flight, and clients that never speak.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 fn endpoint() -> Endpoint {
     // The URI is never resolved: the connector decides where the bytes go.
@@ -84,7 +86,9 @@ pub async fn in_process(routes: Routes) -> Result<Channel> {
     })
 }
 
-/// Listens on a Unix socket until `shutdown` resolves, then ends calls in flight and removes the socket.
+/// Listens on a Unix socket until `shutdown` resolves, then lets calls in flight end and removes the
+/// socket. Calls that go on for longer than a moment, and clients that keep a connection and never
+/// speak, hold nothing up: the process is about to end, which ends them.
 pub async fn serve_unix(
     path: &Path,
     routes: Routes,
@@ -102,13 +106,29 @@ pub async fn serve_unix(
             known
         })
     });
-    let served =
-        server().add_routes(routes).serve_with_incoming_shutdown(incoming, shutdown).await.map_err(
-            |error| {
-                Error::new(ErrorKind::Unavailable, format!("serve {}", path.display()))
-                    .with_source(error)
-            },
-        );
+    let (begin, begun) = tokio::sync::oneshot::channel();
+    let shutdown = async {
+        shutdown.await;
+        // Nobody listens when the server has ended by itself.
+        _ = begin.send(());
+    };
+    let patience = async {
+        match begun.await {
+            Ok(()) => tokio::time::sleep(FAREWELL).await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    let serving = server().add_routes(routes).serve_with_incoming_shutdown(incoming, shutdown);
+    let served = tokio::select! {
+        served = serving => served.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("serve {}", path.display()))
+                .with_source(error)
+        }),
+        () = patience => {
+            tracing::warn!(path = %path.display(), "clients keep their connections; they are cut");
+            Ok(())
+        }
+    };
     if let Err(error) = remove(path) {
         tracing::warn!(%error, path = %path.display(), "remove socket");
     }

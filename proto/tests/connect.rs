@@ -113,6 +113,32 @@ async fn a_socket_is_private_and_gone_after_shutdown() {
 }
 
 #[tokio::test]
+async fn a_client_that_never_speaks_does_not_keep_a_server_from_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mute.sock");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = tokio::spawn({
+        let path = path.clone();
+        async move {
+            proto::connect::serve_unix(&path, routes(1), async {
+                _ = stopped.await;
+            })
+            .await
+        }
+    });
+    while proto::connect::unix(&path).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    let mute = tokio::net::UnixStream::connect(&path).await.unwrap();
+    let held = proto::connect::unix(&path).await.unwrap();
+    stop.send(()).unwrap();
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(60), server).await;
+    ended.expect("the server ends").unwrap().unwrap();
+    assert!(!path.exists());
+    drop((mute, held));
+}
+
+#[tokio::test]
 async fn nobody_listening_is_unavailable_and_a_lazy_channel_finds_the_next_listener() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.sock");
