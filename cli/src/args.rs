@@ -5,6 +5,7 @@
 use crate::quantity;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use fsd::PlaneKind;
 use layer::Error;
 use layer::reference::RefKind;
 use std::path::PathBuf;
@@ -240,9 +241,9 @@ pub struct Mount {
     pub reference: String,
     /// An existing directory
     pub dir: PathBuf,
-    /// How to give the layers to the kernel
-    #[arg(long, value_enum, default_value_t = Plane::Auto)]
-    pub plane: Plane,
+    /// How to give the layers to the kernel [default: the node's choice]
+    #[arg(long, value_parser = plane())]
+    pub plane: Option<PlaneKind>,
     /// Writable; what is written is thrown away by `umount`
     #[arg(long)]
     pub rw: bool,
@@ -294,6 +295,9 @@ pub struct Spec {
     /// What isolates the sandbox
     #[arg(long, value_enum, default_value_t = Backend::Container)]
     pub backend: Backend,
+    /// How to give the layers to the kernel [default: the node's choice]
+    #[arg(long, value_parser = plane())]
+    pub plane: Option<PlaneKind>,
     #[command(flatten)]
     pub process: Process,
     /// The host name inside
@@ -532,6 +536,12 @@ fn variable(text: &str) -> Result<String, String> {
 fn kind() -> impl TypedValueParser<Value = RefKind> {
     let words = PossibleValuesParser::new(RefKind::ALL.map(RefKind::word));
     words.try_map(|word| word.parse::<RefKind>().map_err(|error: Error| error.to_string()))
+}
+
+/// A plane, the best first; `doctor` says which this host has.
+pub fn plane() -> impl TypedValueParser<Value = PlaneKind> {
+    let words = PossibleValuesParser::new(PlaneKind::ALL.map(PlaneKind::name));
+    words.try_map(|word| word.parse::<PlaneKind>().map_err(|error: Error| error.to_string()))
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

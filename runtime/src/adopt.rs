@@ -8,6 +8,7 @@ use crate::sandbox::Sandbox;
 use crate::stream;
 use crate::zygote::Process;
 use layer::Result;
+use proto::v1::Plane;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
@@ -65,7 +66,7 @@ async fn take_over(
     sandbox.set_instance(Some(Arc::clone(&instance)));
     // What was counted before is no news.
     let _known = sandbox.has_new_oom_kill();
-    if let Err(error) = node.layers.attach(&layers, None).await {
+    if let Err(error) = node.layers.attach(&layers, None, Plane::Auto).await {
         // Its mounts live on in its own namespace; only the count is missing.
         tracing::warn!(id = sandbox.id(), error = %error.chain(), "attach the layers again");
         layers.clear();

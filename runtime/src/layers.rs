@@ -4,7 +4,7 @@
 //! Locking: the table's mutex is held for look-ups; a layer's own asynchronous mutex orders its attach
 //! and its detach. CRASH: fsd keeps what the holder held; [`Layers::reconcile`] gives back the rest.
 
-use layer::{EnvId, Error, LayerId, Result};
+use layer::{EnvId, Error, ErrorKind, LayerId, Result};
 use proto::status::from_status;
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{AttachRequest, DetachRequest, Plane, PrefetchRequest, StatsRequest};
@@ -14,10 +14,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
+/// Where a layer is mounted, and by what.
+#[derive(Debug, Clone)]
+struct Place {
+    path: PathBuf,
+    plane: Plane,
+}
+
+impl Place {
+    /// Its path, for one who wants this plane.
+    fn path_for(&self, layer: &LayerId, wanted: Plane) -> Result<PathBuf> {
+        if wanted == Plane::Auto || wanted == self.plane {
+            return Ok(self.path.clone());
+        }
+        let (served, wanted) = (self.plane.as_str_name(), wanted.as_str_name());
+        let text = format!("layer {} is served by {served}, not {wanted}", layer.short());
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
-    /// Where it is mounted, once it is.
-    place: Arc<tokio::sync::Mutex<Option<PathBuf>>>,
+    place: Arc<tokio::sync::Mutex<Option<Place>>>,
     users: usize,
     idle_since: Instant,
 }
@@ -58,13 +76,14 @@ impl Layers {
         &self,
         layers: &[LayerId],
         environment: Option<&EnvId>,
+        plane: Plane,
     ) -> Result<Vec<PathBuf>> {
         if let Some(environment) = environment {
             self.tell(layers, environment);
         }
         let mut places = Vec::with_capacity(layers.len());
         for (index, layer) in layers.iter().enumerate() {
-            match self.attach_one(layer, environment).await {
+            match self.attach_one(layer, environment, plane).await {
                 Ok(place) => places.push(place),
                 Err(error) => {
                     self.release(&layers[..=index]);
@@ -98,7 +117,12 @@ impl Layers {
         });
     }
 
-    async fn attach_one(&self, layer: &LayerId, environment: Option<&EnvId>) -> Result<PathBuf> {
+    async fn attach_one(
+        &self,
+        layer: &LayerId,
+        environment: Option<&EnvId>,
+        plane: Plane,
+    ) -> Result<PathBuf> {
         let place = {
             let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
             let entry = entries.entry(*layer).or_insert_with(|| Entry {
@@ -110,20 +134,21 @@ impl Layers {
             Arc::clone(&entry.place)
         };
         let mut place = place.lock().await;
-        if let Some(path) = place.as_ref() {
-            return Ok(path.clone());
+        if let Some(place) = place.as_ref() {
+            return place.path_for(layer, plane);
         }
         let request = AttachRequest {
             layer_id: layer.as_bytes().to_vec(),
             holder: self.holder.clone(),
-            plane: Plane::Auto.into(),
+            plane: plane.into(),
             env_id: environment.map(|id| id.as_bytes().to_vec()).unwrap_or_default(),
         };
         let answer = self.client.clone().attach(request).await.map_err(|status| {
             from_status(status).context(format!("attach layer {}", layer.short()))
         })?;
-        let path = PathBuf::from(answer.into_inner().mount_path);
-        *place = Some(path.clone());
+        let answer = answer.into_inner();
+        let (path, plane) = (PathBuf::from(&answer.mount_path), answer.plane());
+        *place = Some(Place { path: path.clone(), plane });
         Ok(path)
     }
 
@@ -142,12 +167,12 @@ impl Layers {
     pub async fn idle_places(&self, linger: Duration) -> Vec<PathBuf> {
         let mut places = Vec::new();
         for (_, place) in self.idle(linger) {
-            places.extend(place.lock().await.clone());
+            places.extend(place.lock().await.as_ref().map(|place| place.path.clone()));
         }
         places
     }
 
-    fn idle(&self, linger: Duration) -> Vec<(LayerId, Arc<tokio::sync::Mutex<Option<PathBuf>>>)> {
+    fn idle(&self, linger: Duration) -> Vec<(LayerId, Arc<tokio::sync::Mutex<Option<Place>>>)> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let found = entries.iter().filter(|(_, entry)| entry.is_idle(linger));
         found.map(|(layer, entry)| (*layer, Arc::clone(&entry.place))).collect()

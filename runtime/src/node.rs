@@ -256,7 +256,7 @@ impl Node {
             cpu_millis: None,
         };
         let plan = plan::launch(spec, &defaults, sandbox.id());
-        let mounts = self.layers.attach(layers, resolved.env_id.as_ref()).await?;
+        let mounts = self.layers.attach(layers, resolved.env_id.as_ref(), spec.plane).await?;
         let instance = self.container.launch(&plan, &mounts).await;
         let instance: Arc<dyn Instance> =
             instance.inspect_err(|_| self.layers.release(layers))?.into();

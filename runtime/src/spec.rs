@@ -29,6 +29,8 @@ pub struct SandboxSpec {
     pub idempotency_key: Option<String>,
     /// Host name.
     pub hostname: Option<String>,
+    /// How its layers are given to the kernel.
+    pub plane: v1::Plane,
 }
 
 /// The kernel refuses longer host names.
@@ -53,6 +55,8 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         }
         Err(_) => return Err(Error::invalid(format!("unknown backend {}", request.backend))),
     }
+    let plane = v1::Plane::try_from(request.plane)
+        .map_err(|_| Error::invalid(format!("unknown plane {}", request.plane)))?;
     if request.environment.is_empty() {
         return Err(Error::invalid("no environment is named"));
     }
@@ -86,6 +90,7 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         labels: request.labels.into_iter().collect(),
         idempotency_key: (!request.idempotency_key.is_empty()).then_some(request.idempotency_key),
         hostname: request.hostname,
+        plane,
     })
 }
 

@@ -94,13 +94,15 @@ fn a_full_cache_disk_denies_with_enospc_and_recovers() {
 }
 
 #[test]
-fn a_full_cache_disk_does_not_stop_erofs_fuse() {
-    let (mut world, disk) = cramped();
-    world.start().unwrap();
-    let at = world.attach_as("test", Plane::ErofsFuse).unwrap().mount_path;
-    world.compare(Path::new(&at)).unwrap();
-    let stats = world.stats().unwrap();
-    assert!(stats.layers[0].present_bytes < stats.layers[0].data_bytes);
-    world.end();
-    drop(disk);
+fn a_full_cache_disk_does_not_stop_planes_that_answer_themselves() {
+    for plane in [Plane::ErofsFuse, Plane::Fuse] {
+        let (mut world, disk) = cramped();
+        world.start().unwrap();
+        let at = world.attach_as("test", plane).unwrap().mount_path;
+        world.compare(Path::new(&at)).unwrap();
+        let stats = world.stats().unwrap();
+        assert!(stats.layers[0].present_bytes < stats.layers[0].data_bytes, "{plane:?}");
+        world.end();
+        drop(disk);
+    }
 }

@@ -9,12 +9,13 @@
 
 use super::images::{layer_ids, resolve};
 use super::{Scene, named};
-use crate::args::{Mount, Plane, Umount};
+use crate::args::{Mount, Umount};
 use crate::embed::Images;
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::start::{self, Lifetime};
 use crate::output::Output;
 use crate::settings::{Settings, private_folder};
+use fsd::PlaneKind;
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
@@ -61,25 +62,12 @@ impl Place {
 
 /// The word for a plane.
 pub fn plane_word(plane: v1::Plane) -> &'static str {
-    match plane {
-        v1::Plane::Auto => "auto",
-        v1::Plane::ErofsFanotify => "erofs-fanotify",
-        v1::Plane::ErofsFuse => "erofs-fuse",
-        v1::Plane::Fuse => "fuse",
-        v1::Plane::ErofsFscache => "erofs-fscache",
-        v1::Plane::Direct => "direct",
-    }
+    PlaneKind::from_proto(plane).map_or("auto", PlaneKind::name)
 }
 
-fn wire_plane(plane: Plane) -> v1::Plane {
-    match plane {
-        Plane::Auto => v1::Plane::Auto,
-        Plane::ErofsFanotify => v1::Plane::ErofsFanotify,
-        Plane::ErofsFuse => v1::Plane::ErofsFuse,
-        Plane::Fuse => v1::Plane::Fuse,
-        Plane::ErofsFscache => v1::Plane::ErofsFscache,
-        Plane::Direct => v1::Plane::Direct,
-    }
+/// The wire's name for a plane, or for the node's choice.
+pub fn wire_plane(plane: Option<PlaneKind>) -> v1::Plane {
+    plane.map_or(v1::Plane::Auto, PlaneKind::to_proto)
 }
 
 fn read_record(path: &Path) -> Result<Option<Record>> {

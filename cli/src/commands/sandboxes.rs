@@ -1,6 +1,7 @@
 //! The life of sandboxes: create, list, logs, stop, remove, pause, resume.
 
 use super::exec::{exit_code, lost_sandbox, print};
+use super::mount::wire_plane;
 use super::{Scene, lost_name, named};
 use crate::args::{Backend, Create, Ids, Logs, Ps, Rm, Spec, Stop};
 use crate::errors::{Failure, Outcome, Remedy};
@@ -42,6 +43,7 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         labels: spec.labels.iter().cloned().collect(),
         idempotency_key: String::new(),
         hostname: spec.hostname.clone(),
+        plane: wire_plane(spec.plane).into(),
     })
 }
 
