@@ -216,23 +216,6 @@ pub struct Tag {
     pub new: String,
 }
 
-/// How layers are given to the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Plane {
-    /// The best this host has.
-    Auto,
-    /// EROFS over a sparse file that is filled when it is read.
-    ErofsFanotify,
-    /// EROFS over a file that fsd serves through FUSE.
-    ErofsFuse,
-    /// The tree itself, served through FUSE.
-    Fuse,
-    /// EROFS on demand through the kernel's cachefiles.
-    ErofsFscache,
-    /// EROFS on the plain data space on a mounted store; see `materialise`.
-    Direct,
-}
-
 /// `mount`
 #[derive(Debug, Args)]
 pub struct Mount {
