@@ -12,6 +12,7 @@ pub mod cgroup;
 pub mod fanotify;
 pub mod file;
 pub mod lease;
+pub mod mapping;
 pub mod measure;
 pub mod memory;
 pub mod mount;

@@ -126,6 +126,11 @@ impl Files {
         true
     }
 
+    /// Takes all folders away, whatever is open.
+    pub fn clear(&self) {
+        self.layers.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The exported layer of this id.
     pub fn find(&self, id: &LayerId) -> Option<Arc<ExportedLayer>> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);

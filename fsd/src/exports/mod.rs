@@ -175,6 +175,7 @@ impl Exports {
                 format!("layer {id} is exported to {holder:?}"),
             ));
         }
+        self.files.clear();
         for id in std::mem::take(&mut *holders).into_keys() {
             self.unpin(&id);
         }
