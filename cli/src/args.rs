@@ -2,6 +2,7 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+use crate::node::options::FsdOptions;
 use crate::quantity;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -92,7 +93,11 @@ pub enum Action {
     Profile(Profile),
     /// Show what the node has loaded and what it cost
     Stats,
-    /// Check a layer, or every layer of an environment, on the store
+    /// Keep a layer, or every layer of an environment, in the node cache
+    Pin(Pin),
+    /// Let a pinned layer be evicted again
+    Unpin(Pin),
+    /// Check a layer, or every layer of an environment, on the store; or the node's cache
     Fsck(Fsck),
     /// Lay the plain data of a layer on the store, so that hosts mount it without a daemon
     Materialise(Materialise),
@@ -102,7 +107,7 @@ pub enum Action {
     Bench(Bench),
     /// The on-demand file-system daemon of a node.
     #[command(hide = true)]
-    Fsd,
+    Fsd(FsdOptions),
     /// A keeper of the on-demand file-system daemon.
     #[command(hide = true)]
     Keeper(Keeper),
@@ -117,6 +122,19 @@ pub struct Up {
     /// End when nobody uses the node any more.
     #[arg(long, hide = true)]
     pub ephemeral: bool,
+    #[command(flatten)]
+    pub fsd: FsdOptions,
+}
+
+/// `pin` and `unpin`
+#[derive(Debug, Args)]
+pub struct Pin {
+    /// KIND/NAME:TAG, NAME:TAG of an environment, or an id
+    #[arg(value_name = "REF")]
+    pub reference: String,
+    /// Load all of its data too, and wait for it
+    #[arg(long)]
+    pub load: bool,
 }
 
 /// `down`
@@ -478,11 +496,17 @@ pub struct ProfileShow {
 #[derive(Debug, Args)]
 pub struct Fsck {
     /// KIND/NAME:TAG, NAME:TAG of an environment, or an id
-    #[arg(value_name = "REF")]
-    pub reference: String,
+    #[arg(value_name = "REF", required_unless_present = "node", conflicts_with = "node")]
+    pub reference: Option<String>,
     /// Read and check every byte of data too
-    #[arg(long)]
+    #[arg(long, conflicts_with = "node")]
     pub read_data: bool,
+    /// Check the cache of this node instead: every chunk in it, and its bookkeeping
+    #[arg(long)]
+    pub node: bool,
+    /// Drop what is wrong in the node's cache; it is fetched anew
+    #[arg(long, requires = "node")]
+    pub repair: bool,
 }
 
 /// `materialise`

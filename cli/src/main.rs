@@ -59,7 +59,7 @@ fn carry_out(cli: Cli) -> Outcome {
         Action::Keeper(args) => commands::keeper(&scene, &args),
         action => {
             // A daemon has brought its own work to its end when it returns.
-            let is_daemon = matches!(action, Action::Up(_) | Action::Fsd);
+            let is_daemon = matches!(action, Action::Up(_) | Action::Fsd(_));
             if !is_daemon {
                 node::log::to_stderr(if cli.verbose { "info" } else { "error" });
             }

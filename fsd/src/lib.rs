@@ -30,6 +30,7 @@ mod stats;
 mod streams;
 mod takeover;
 
+pub use cache::check::{Checked, check_cache};
 pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths};
 pub use journal::count_unanswered;
 pub(crate) use node::raise_descriptor_limit;

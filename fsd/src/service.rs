@@ -227,10 +227,10 @@ impl LayerFs for Service {
         self.blocking(move |node| {
             let checked = node.attachments.check(&layer, repair)?;
             Ok(CheckResponse {
-                chunks: checked.findings.chunks,
-                bytes: checked.findings.bytes,
-                damages: checked.findings.damages,
-                listed: checked.findings.listed,
+                chunks: checked.chunks,
+                bytes: checked.bytes,
+                damages: checked.damages,
+                listed: checked.listed,
                 repaired: checked.repaired,
                 served: checked.served,
             })

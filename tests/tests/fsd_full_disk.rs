@@ -1,52 +1,23 @@
 //! A full cache disk, on a small ext4 of its own: visible, never wrong, over once there is room.
 #![allow(clippy::unwrap_used)]
 
+mod fsd_disk;
 mod fsd_world;
 
+use fsd_disk::{Disk, DiskKind};
 use fsd_world::{LayerShape, World};
 use proto::v1::Plane;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A small ext4 in a file, mounted; unmounted when dropped.
-struct SmallDisk {
-    at: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(at: &Path, image: &Path, mebibytes: u64) -> Self {
-        std::fs::create_dir_all(at).unwrap();
-        std::fs::File::create(image).unwrap().set_len(mebibytes << 20).unwrap();
-        let run = |program: &str, arguments: &[&str], last: &[&Path]| {
-            let status = Command::new(program).args(arguments).args(last).status().unwrap();
-            assert!(status.success(), "{program}");
-        };
-        run("mkfs.ext4", &["-q", "-F", "-m", "0", "-O", "^has_journal"], &[image]);
-        run("mount", &["-o", "loop"], &[image, at]);
-        Self { at: at.to_owned() }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        for _ in 0..100 {
-            match sys::mount::unmount(&self.at, sys::mount::Unmount::Now) {
-                Ok(()) => return,
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
-        let _ = sys::mount::unmount(&self.at, sys::mount::Unmount::Lazy);
-    }
-}
-
 /// A world whose data directory lies on a disk with less room than the layer needs.
-fn cramped() -> (World, SmallDisk) {
+fn cramped() -> (World, Disk) {
     let shape = LayerShape { files: 60, max_file_bytes: 900 << 10, ..LayerShape::default() };
     let mut world = World::new(&shape).unwrap();
     assert!(world.layer.data_bytes > 16 << 20);
-    let disk = SmallDisk::mount(&world.data, &world.folder.path().join("disk"), 16);
-    world.options = ["--deadline-ms", "500", "--reserve", "2097152"].map(str::to_owned).to_vec();
+    let image = world.folder.path().join("disk");
+    let disk = Disk::mount(DiskKind::Ext4, &world.data, &image, 16);
+    world.options = ["--full-ms", "300", "--reserve", "2097152"].map(str::to_owned).to_vec();
     (world, disk)
 }
 
@@ -76,7 +47,12 @@ fn a_full_cache_disk_denies_with_enospc_and_recovers() {
     }
     assert!(full > 3 && right > 0, "{full} full, {right} right");
     assert!(world.log().contains("reserve"), "the reason is in the log");
-    assert!(world.stats().unwrap().errors_answered > 0);
+    let stats = world.stats().unwrap();
+    assert!(stats.errors_answered > 0 && stats.denied_full > 0 && stats.disk_full);
+    assert_eq!(stats.full_disk_deadline_ms, 300);
+    assert!(stats.layers[0].denials > 0);
+    let told = |kind: &str| stats.incidents.iter().any(|incident| incident.kind == kind);
+    assert!(told("disk-full") && told("refused"), "{:?}", stats.incidents);
     std::fs::remove_file(&ballast).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let (name, expected) = world.layer.files.iter().nth(right).unwrap();
@@ -89,6 +65,9 @@ fn a_full_cache_disk_denies_with_enospc_and_recovers() {
             Err(error) => assert!(Instant::now() < deadline, "room again, but {error}"),
         }
     }
+    let stats = world.stats().unwrap();
+    assert!(!stats.disk_full);
+    assert!(stats.incidents.iter().any(|incident| incident.kind == "room"));
     world.end();
     drop(disk);
 }

@@ -67,7 +67,10 @@ impl Findings {
 
 /// `fsck`
 pub async fn fsck(scene: &Scene, args: &Fsck) -> Outcome {
-    let name = named(&args.reference)?;
+    let Some(reference) = &args.reference else {
+        return super::cache::fsck_node(scene, args).await;
+    };
+    let name = named(reference)?;
     let mut images = embed::images(&scene.settings, scene.out).await?;
     let answer = resolve(&mut images, &name).await?;
     let ids = layer_ids(&answer)?;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod build;
+mod cache;
 mod check;
 mod compose;
 mod copy;
@@ -76,10 +77,12 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
         Action::Profile(action) => profile::profile(&scene, action).await,
         Action::Stats => stats::stats(&scene).await,
+        Action::Pin(args) => cache::pin(&scene, &args, true).await,
+        Action::Unpin(args) => cache::pin(&scene, &args, false).await,
         Action::Fsck(args) => check::fsck(&scene, &args).await,
         Action::Materialise(args) => materialise::materialise(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
-        Action::Fsd => node::fsd(&scene).await,
+        Action::Fsd(options) => node::fsd(&scene, &options).await,
         Action::Doctor | Action::Bench(_) | Action::Keeper(_) => {
             Err(Error::new(ErrorKind::Internal, "a command without a runtime was given one").into())
         }

@@ -6,6 +6,7 @@ use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::daemon::end_of;
 use crate::node::lock::{self, Owner};
 use crate::node::log;
+use crate::node::options::FsdOptions;
 use crate::node::server::{self, Mode};
 use crate::node::start::{self, Lifetime};
 use layer::{Context, Error, ErrorKind, Result};
@@ -30,7 +31,7 @@ pub async fn up(scene: &Scene, args: &Up) -> Outcome {
         (true, false) => Mode::Background,
         (true, true) => Mode::Ephemeral,
     };
-    server::run(&scene.settings, scene.out, mode).await
+    server::run(&scene.settings, scene.out, mode, &args.fsd).await
 }
 
 #[derive(Debug, Serialize)]
@@ -115,7 +116,7 @@ async fn end_process(owner: &Owner, still: impl Fn() -> Result<bool>) -> Outcome
 }
 
 /// `fsd`: the on-demand file-system daemon, in a session of its own, so that no terminal reaches it.
-pub async fn fsd(scene: &Scene) -> Outcome {
+pub async fn fsd(scene: &Scene, options: &FsdOptions) -> Outcome {
     scene.settings.prepare()?;
     log::to_file(&scene.settings.run("fsd.log"))?;
     if let Err(error) = sys::process::new_session() {
@@ -123,7 +124,8 @@ pub async fn fsd(scene: &Scene) -> Outcome {
     }
     let mut terminate =
         signal(SignalKind::terminate()).map_err(|error| Error::io("listen for signals", error))?;
-    let config = fsd::FsdConfig::new(scene.settings.data(), scene.settings.store_url());
+    let mut config = fsd::FsdConfig::new(scene.settings.data(), scene.settings.store_url());
+    options.apply(&mut config);
     let ended = fsd::run(config, async move {
         terminate.recv().await;
     })

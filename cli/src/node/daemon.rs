@@ -9,6 +9,7 @@
 //! ```
 //! fsd outlives a node that is killed on purpose: sandboxes read through it.
 
+use crate::node::options::FsdOptions;
 use crate::node::start::{own_command, stray_output};
 use crate::settings::Settings;
 use layer::{Context, Error, ErrorKind, Result};
@@ -70,8 +71,9 @@ impl Process {
         Ok(Self { pid, pidfd, end, child, since: Instant::now() })
     }
 
-    fn spawn(settings: &Settings) -> Result<Self> {
+    fn spawn(settings: &Settings, options: &FsdOptions) -> Result<Self> {
         let mut command = own_command(settings, "fsd");
+        command.args(options.words());
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(stray_output(&settings.run("fsd.log"))?);
         let child = command.spawn().context(|| "start fsd".to_owned())?;
@@ -116,7 +118,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Adopts or starts fsd and answers when its socket accepts.
-    pub async fn start(settings: &Settings) -> Result<Self> {
+    pub async fn start(settings: &Settings, options: &FsdOptions) -> Result<Self> {
         let mut process = match Process::adopt(settings).await {
             Some(process) if process.serves(settings) => {
                 tracing::info!("adopted the running fsd");
@@ -124,13 +126,13 @@ impl Daemon {
             }
             Some(process) => {
                 replace(settings, process).await?;
-                Process::spawn(settings)?
+                Process::spawn(settings, options)?
             }
-            None => Process::spawn(settings)?,
+            None => Process::spawn(settings, options)?,
         };
         await_socket(settings, &mut process).await?;
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(supervise(settings.clone(), process, stopped));
+        let task = tokio::spawn(supervise(settings.clone(), options.clone(), process, stopped));
         Ok(Self { stop, task, settings: settings.clone() })
     }
 
@@ -215,6 +217,7 @@ async fn await_socket(settings: &Settings, process: &mut Process) -> Result<()> 
 /// Restarts fsd until told to stop; gives back the process that is alive then.
 async fn supervise(
     settings: Settings,
+    options: FsdOptions,
     process: Process,
     mut stopped: oneshot::Receiver<()>,
 ) -> Option<Process> {
@@ -240,7 +243,7 @@ async fn supervise(
         // Another fsd may have been started by hand meanwhile; there can be only one.
         process = match Process::adopt(&settings).await {
             Some(process) => Some(process),
-            None => Process::spawn(&settings)
+            None => Process::spawn(&settings, &options)
                 .inspect_err(|error| tracing::error!(error = error.chain(), "restart fsd"))
                 .ok(),
         };

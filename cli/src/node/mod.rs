@@ -6,6 +6,8 @@
 pub mod daemon;
 pub mod lock;
 pub mod log;
+pub mod options;
 pub mod owners;
+pub mod reserve;
 pub mod server;
 pub mod start;

@@ -4,18 +4,23 @@
 //! dropped, in the order of an eviction, and fetched again when somebody wants it.
 
 use super::entry::CachedLayer;
-use super::{CHUNKS, MANIFEST, METADATA, NodeCache, PRESENT, bring};
+use super::{CHUNKS, CacheSettings, MANIFEST, METADATA, NodeCache, PRESENT, bring};
+use crate::config::Paths;
+use crate::planes::mounting;
 use layer::chunk::ChunkTable;
 use layer::manifest::Manifest;
 use layer::presence::Presence;
-use layer::{ChunkDigest, Context, ErrorKind, LayerId, Result};
+use layer::{ChunkDigest, Context, Error, ErrorKind, LayerId, Result};
+use std::path::Path;
 
 /// Damage beyond this is only counted.
 const MAX_LISTED: usize = 200;
 
-/// What was found in one layer.
-#[derive(Debug, Default)]
-pub struct Findings {
+/// What was found in one layer, and what was done about it.
+#[derive(Debug)]
+pub struct Checked {
+    /// The layer.
+    pub id: LayerId,
     /// Chunks that were read.
     pub chunks: u64,
     /// Their plain bytes.
@@ -24,30 +29,27 @@ pub struct Findings {
     pub damages: u64,
     /// The first of them in words.
     pub listed: Vec<String>,
-    /// Chunks that are wrong.
-    pub bad_chunks: Vec<usize>,
+    /// How many of them are repaired.
+    pub repaired: u64,
+    /// Whether the layer is in use.
+    pub served: bool,
     /// Whether the folder is of no use: its description is wrong.
     pub ruined: bool,
 }
 
-impl Findings {
+impl Checked {
     fn note(&mut self, what: String) {
         self.damages += 1;
         if self.listed.len() < MAX_LISTED {
             self.listed.push(what);
         }
     }
-
-    fn ruin(&mut self, what: String) {
-        self.note(what);
-        self.ruined = true;
-    }
 }
 
 impl CachedLayer {
-    /// Reads and hashes every chunk that counts as present.
-    pub fn check_chunks(&self, findings: &mut Findings) {
-        let mut plain = Vec::new();
+    /// Reads and hashes every chunk that counts as present. Answers those that are wrong.
+    pub fn check_chunks(&self, checked: &mut Checked) -> Vec<usize> {
+        let (mut plain, mut bad) = (Vec::new(), Vec::new());
         for (index, chunk) in self.table().chunks().iter().enumerate() {
             if chunk.is_zero() || !self.has(index) {
                 continue;
@@ -56,32 +58,82 @@ impl CachedLayer {
             match self.read(chunk.offset(), &mut plain) {
                 Ok(()) if ChunkDigest::of(&plain) == chunk.digest => {}
                 Ok(()) => {
-                    findings.bad_chunks.push(index);
-                    findings.note(format!("chunk {index} has other bytes"));
+                    bad.push(index);
+                    checked.note(format!("chunk {index} has other bytes"));
                 }
                 // Evicted meanwhile.
                 Err(error) if error.kind() == ErrorKind::Busy => continue,
                 Err(error) => {
-                    findings.bad_chunks.push(index);
-                    findings.note(error.chain());
+                    bad.push(index);
+                    checked.note(error.chain());
                 }
             }
-            findings.chunks += 1;
-            findings.bytes += u64::from(chunk.plain_bytes());
+            checked.chunks += 1;
+            checked.bytes += u64::from(chunk.plain_bytes());
         }
+        bad
     }
 }
 
+/// Verifies the cache of a data directory that no daemon has open, and tells of every layer.
+pub fn check_cache(data: &Path, repair: bool, mut tell: impl FnMut(Checked)) -> Result<()> {
+    let cache = NodeCache::open(&Paths::new(data)?.cache, CacheSettings::default())?;
+    for id in cache.layers()? {
+        // A daemon that was killed leaves its mounts: what the kernel reads is not dropped under it.
+        let mounted = mounting::has_superblock(&cache.folder_of(&id).join(METADATA))?;
+        let mut checked = cache.check_resting(&id, repair && !mounted)?;
+        checked.served = mounted;
+        tell(checked);
+    }
+    Ok(())
+}
+
 impl NodeCache {
+    /// Verifies everything of a layer that nobody serves. Under the attachments' lock of that layer.
+    pub fn check_resting(&self, id: &LayerId, repair: bool) -> Result<Checked> {
+        if !self.folder_of(id).exists() {
+            return Err(Error::not_found(format!("layer {id} is not on this node")));
+        }
+        let mut checked = self.check_description(id);
+        if checked.ruined {
+            if repair {
+                self.remove(id)?;
+                checked.repaired = checked.damages;
+            }
+            return Ok(checked);
+        }
+        let cached = self.open_dormant(id)?;
+        let bad = cached.check_chunks(&mut checked);
+        if repair && checked.damages > 0 {
+            cached.evict(&bad)?;
+            // A presence file without a state gets one.
+            cached.record()?;
+            checked.repaired = checked.damages;
+        }
+        Ok(checked)
+    }
+
     /// Verifies manifest, chunk table, metadata image and presence file of a layer's folder.
-    pub fn check_description(&self, id: &LayerId) -> Findings {
-        let mut findings = Findings::default();
+    pub fn check_description(&self, id: &LayerId) -> Checked {
+        let mut checked = Checked {
+            id: *id,
+            chunks: 0,
+            bytes: 0,
+            damages: 0,
+            listed: Vec::new(),
+            repaired: 0,
+            served: false,
+            ruined: false,
+        };
         match self.check_parts(id) {
             Ok(None) => {}
-            Ok(Some(what)) => findings.note(what),
-            Err(error) => findings.ruin(error.chain()),
+            Ok(Some(what)) => checked.note(what),
+            Err(error) => {
+                checked.note(error.chain());
+                checked.ruined = true;
+            }
         }
-        findings
+        checked
     }
 
     /// An error ruins the folder; a text is damage that costs fetches only.
@@ -94,14 +146,14 @@ impl NodeCache {
         let manifest = Manifest::decode(&read(MANIFEST)?)?;
         let table = ChunkTable::decode(&read(CHUNKS)?)?;
         if manifest.id() != *id || table.digest() != manifest.chunk_table_digest {
-            return Err(layer::Error::corrupt("manifest and chunk table are of another layer"));
+            return Err(Error::corrupt("manifest and chunk table are of another layer"));
         }
         bring::verify_file(&folder.join(METADATA), &manifest.metadata_digest)?;
         let path = folder.join(PRESENT);
         let lost = match std::fs::read(&path) {
             Ok(file) => Presence::newest(*id, table.len() as u32, &file).is_none(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-            Err(error) => return Err(layer::Error::io(format!("read {}", path.display()), error)),
+            Err(error) => return Err(Error::io(format!("read {}", path.display()), error)),
         };
         Ok(lost.then(|| "the presence file has no whole state: nothing is present".to_owned()))
     }

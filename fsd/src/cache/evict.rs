@@ -93,6 +93,11 @@ impl CachedLayer {
         Ok(freed)
     }
 
+    /// Writes the durable state once more: where the file has lost it.
+    pub(super) fn record(&self) -> Result<()> {
+        self.write_presence(&mut self.durable.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Gives back the blocks of chunks that are not present: what a crash left behind a cleared bit, or
     /// before a bit that was not durable yet. Only before anybody reads or fills.
     pub(super) fn give_back_absent(&self) -> Result<()> {

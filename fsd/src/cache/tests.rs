@@ -195,26 +195,23 @@ fn a_check_finds_every_kind_of_damage_and_dropping_it_is_durable() {
     let cache = shop.cache();
     drop(shop.full(&cache));
     let folder = cache.folder_of(&shop.id);
-    let found = |cache: &NodeCache| {
-        let mut findings = cache.check_description(&shop.id);
-        if !findings.ruined {
-            shop.open(cache).check_chunks(&mut findings);
-        }
-        findings
-    };
+    let found = |cache: &NodeCache| cache.check_resting(&shop.id, false).unwrap();
     let whole = found(&cache);
     assert_eq!((whole.damages, whole.chunks), (0, CHUNKS as u64));
     let data = std::fs::OpenOptions::new().write(true).open(folder.join(DATA)).unwrap();
     data.write_all_at(b"?", 5 * CHUNK_BYTES as u64 + 9).unwrap();
-    let flipped = found(&cache);
-    assert_eq!(flipped.bad_chunks, [5]);
-    shop.open(&cache).evict(&flipped.bad_chunks).unwrap();
+    assert_eq!(found(&cache).listed, ["chunk 5 has other bytes"]);
+    assert_eq!(cache.check_resting(&shop.id, true).unwrap().repaired, 1);
     let repaired = found(&cache);
     assert_eq!((repaired.damages, repaired.chunks), (0, CHUNKS as u64 - 1));
     std::fs::write(folder.join(PRESENT), b"no state").unwrap();
     assert_eq!(found(&cache).damages, 1);
+    assert_eq!(cache.check_resting(&shop.id, true).unwrap().repaired, 1);
+    assert_eq!(found(&cache).damages, 0);
     std::fs::write(folder.join(METADATA), vec![8; 4096]).unwrap();
     assert!(found(&cache).ruined);
+    cache.check_resting(&shop.id, true).unwrap();
+    assert_eq!(cache.check_resting(&shop.id, true).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use layer::tree::{Body, Extent, FileData, Inode, Kind, Timestamp, Tree};
 use layer::{ChunkDigest, Digest, LayerId, PackId};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{
-    AttachRequest, AttachResponse, CompleteRequest, DetachRequest, DrainRequest, EvictRequest,
-    Plane, StatsRequest, StatsResponse,
+    AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, DetachRequest,
+    DrainRequest, EvictRequest, PinRequest, Plane, StatsRequest, StatsResponse,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -286,6 +286,19 @@ impl World {
         let request = EvictRequest { layer_id: self.layer.id.as_bytes().to_vec() };
         let mut client = self.client()?;
         Ok(self.runtime.block_on(client.evict(request))?.into_inner().freed_bytes)
+    }
+
+    pub fn pin(&self, pinned: bool) -> Result<bool> {
+        let layer_id = self.layer.id.as_bytes().to_vec();
+        let mut client = self.client()?;
+        let answer = self.runtime.block_on(client.pin(PinRequest { layer_id, pinned }));
+        Ok(answer?.into_inner().changed)
+    }
+
+    pub fn check(&self, repair: bool) -> Result<CheckResponse> {
+        let layer_id = self.layer.id.as_bytes().to_vec();
+        let mut client = self.client()?;
+        Ok(self.runtime.block_on(client.check(CheckRequest { layer_id, repair }))?.into_inner())
     }
 
     pub fn drain(&self, force: bool) -> Result<()> {

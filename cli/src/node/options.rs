@@ -1,0 +1,104 @@
+//! How a node's file-system daemon keeps its cache: settings of `up` that go on to `fsd` as they are.
+//!
+//! Each can come from the environment too, so that a node that another command starts in the background
+//! has them.
+
+use crate::args::plane;
+use crate::quantity;
+use clap::Args;
+use fsd::PlaneKind;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Settings of the daemon.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FsdOptions {
+    /// How layers are given to the kernel where nobody asks for more [default: the best of this host]
+    #[arg(long, env = "LAMELLA_PLANE", value_parser = plane())]
+    pub plane: Option<PlaneKind>,
+    /// Evict what was used longest ago when the node cache grows beyond this size
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_CACHE_SIZE", value_parser = quantity::bytes)]
+    pub cache_size: Option<u64>,
+    /// Evict until this size is reached [default: nine tenths of the cache size]
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_CACHE_LOW", value_parser = quantity::bytes)]
+    pub cache_low: Option<u64>,
+    /// Never fill the last free bytes of the cache disk [default: 64M]
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_CACHE_RESERVE", value_parser = quantity::bytes)]
+    pub cache_reserve: Option<u64>,
+    /// How long a read waits for room on a full cache disk before it fails [default: 5s]
+    #[arg(long, value_name = "TIME", env = "LAMELLA_FULL_DISK_DEADLINE", value_parser = quantity::duration)]
+    pub full_disk_deadline: Option<Duration>,
+    /// Compare a layer's metadata with its digest at every attach, not only at the first
+    #[arg(long, env = "LAMELLA_VERIFY_METADATA")]
+    pub verify_metadata: bool,
+    /// Serve metrics in the format of Prometheus at http://ADDR/metrics, for example 127.0.0.1:9464
+    #[arg(long, value_name = "ADDR", env = "LAMELLA_METRICS")]
+    pub metrics: Option<SocketAddr>,
+}
+
+impl FsdOptions {
+    /// The same settings as words of a command line.
+    pub fn words(&self) -> Vec<OsString> {
+        let sizes = [
+            ("--cache-size", self.cache_size),
+            ("--cache-low", self.cache_low),
+            ("--cache-reserve", self.cache_reserve),
+        ];
+        let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name, size?.to_string())));
+        let deadline = self.full_disk_deadline.map(|time| format!("{}ms", time.as_millis()));
+        let deadline = deadline.map(|time| ("--full-disk-deadline", time));
+        let metrics = self.metrics.map(|address| ("--metrics", address.to_string()));
+        let plane = self.plane.map(|plane| ("--plane", plane.to_string()));
+        let mut words: Vec<OsString> = sizes
+            .chain(deadline)
+            .chain(metrics)
+            .chain(plane)
+            .flat_map(|(name, value)| [name.into(), value.into()])
+            .collect();
+        words.extend(self.verify_metadata.then(|| "--verify-metadata".into()));
+        words
+    }
+
+    /// Puts the settings where the daemon reads them.
+    pub fn apply(&self, config: &mut fsd::FsdConfig) {
+        config.cache_limit = self.cache_size.map(|high_bytes| {
+            let usual = fsd::CacheLimit::of(high_bytes);
+            let low_bytes = self.cache_low.map_or(usual.low_bytes, |low| low.min(high_bytes));
+            fsd::CacheLimit { high_bytes, low_bytes }
+        });
+        config.cache_reserve_bytes = self.cache_reserve.unwrap_or(config.cache_reserve_bytes);
+        config.full_disk_deadline = self.full_disk_deadline.unwrap_or(config.full_disk_deadline);
+        config.verify_metadata = self.verify_metadata;
+        config.metrics = self.metrics;
+        config.plane = self.plane;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: FsdOptions,
+    }
+
+    #[test]
+    fn what_up_is_told_reaches_the_daemon() {
+        let line = "x --cache-size 10G --cache-low 8G --full-disk-deadline 250ms --verify-metadata \
+                    --metrics 127.0.0.1:9464 --plane fuse";
+        let Line { options } = Line::parse_from(line.split_whitespace());
+        let words = std::iter::once(OsString::from("x")).chain(options.words());
+        let mut config = fsd::FsdConfig::new("/d", "/s");
+        Line::parse_from(words).options.apply(&mut config);
+        let limit = config.cache_limit.unwrap();
+        assert_eq!((limit.high_bytes, limit.low_bytes), (10 << 30, 8 << 30));
+        assert_eq!(config.full_disk_deadline, Duration::from_millis(250));
+        assert!(config.verify_metadata && config.metrics.is_some());
+        assert_eq!(config.plane, Some(PlaneKind::Fuse));
+        assert_eq!(config.cache_reserve_bytes, 64 << 20);
+    }
+}
