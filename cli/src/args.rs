@@ -45,6 +45,8 @@ pub enum Action {
     Up(Up),
     /// End the node of the data directory
     Down(Down),
+    /// Make the running node the program that is installed now; sandboxes and mounts go on
+    Upgrade,
     /// Build a layer from a directory, an archive or an image, and publish it
     Build(Build),
     /// Compose environments

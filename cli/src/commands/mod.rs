@@ -54,6 +54,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
     match action {
         Action::Up(args) => node::up(&scene, &args).await,
         Action::Down(args) => node::down(&scene, &args).await,
+        Action::Upgrade => node::upgrade(&scene).await,
         Action::Build(args) => build::build(&scene, args).await,
         Action::Env(Env::Create(args)) => compose::create(&scene, args).await,
         Action::Ls(args) => images::ls(&scene, &args).await,

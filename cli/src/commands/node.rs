@@ -9,13 +9,15 @@ use crate::node::log;
 use crate::node::options::FsdOptions;
 use crate::node::server::{self, Mode};
 use crate::node::start::{self, Lifetime};
+use crate::node::upgrade::{self, Program};
 use layer::{Context, Error, ErrorKind, Result};
+use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::sandboxes_client::SandboxesClient;
-use proto::v1::{ListRequest, StopRequest};
+use proto::v1::{ListRequest, StatsRequest, StopRequest};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
@@ -23,6 +25,8 @@ use tonic::transport::Channel;
 const GRACE_MS: u64 = 3_000;
 /// How long a node may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often an upgrade is looked at.
+const POLL: Duration = Duration::from_millis(20);
 
 /// `up`
 pub async fn up(scene: &Scene, args: &Up) -> Outcome {
@@ -68,6 +72,66 @@ pub async fn down(scene: &Scene, args: &Down) -> Outcome {
         Some(pid) => format!("ended the node, process {pid}"),
         None => "the node has ended".to_owned(),
     })
+}
+
+#[derive(Debug, Serialize)]
+struct Upgraded {
+    pid: u32,
+    fsd_pid: u32,
+    changed: bool,
+}
+
+/// `upgrade`
+pub async fn upgrade(scene: &Scene) -> Outcome {
+    let settings = &scene.settings;
+    let Some(owner) = lock::holder(&settings.run("node.lock"))? else {
+        let data = settings.data().display();
+        return Err(Error::not_found(format!("no node is running on {data}")).into());
+    };
+    let (path, installed) = Program::installed_for(owner.pid)?;
+    let changed = Program::of_process(owner.pid)? != installed;
+    if changed {
+        let tried = super::blocking(move || upgrade::try_out(&path)).await?;
+        tried?;
+        signal_node(&owner, Signal::USR2)?;
+    }
+    let fsd_pid = await_program(scene, owner.pid, installed).await?;
+    let upgraded = Upgraded { pid: owner.pid, fsd_pid, changed };
+    scene.out.result(&upgraded, || match changed {
+        true => format!("the node, process {}, is the installed program now", owner.pid),
+        false => format!("the node, process {}, is the installed program already", owner.pid),
+    })
+}
+
+fn signal_node(owner: &Owner, signal: Signal) -> Result<()> {
+    let name = || format!("signal the node, process {}", owner.pid);
+    let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| Error::invalid(name()))?;
+    let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
+    let sent = pidfd.and_then(|pidfd| Ok(pidfd_send_signal(pidfd, signal)?));
+    sent.context(name)
+}
+
+/// Waits until node and fsd both run `program` and answer; answers the pid of fsd.
+async fn await_program(scene: &Scene, node: u32, program: Program) -> Outcome<u32> {
+    let deadline = Instant::now() + END_TIMEOUT;
+    let runs = |pid| Program::of_process(pid).is_ok_and(|found| found == program);
+    loop {
+        if runs(node)
+            && proto::connect::unix(&scene.settings.node_socket()).await.is_ok()
+            && let Ok(channel) = proto::connect::unix(&scene.settings.fsd_socket()).await
+            && let Ok(stats) = LayerFsClient::new(channel).stats(StatsRequest {}).await
+            && runs(stats.get_ref().pid)
+        {
+            return Ok(stats.get_ref().pid);
+        }
+        if Instant::now() > deadline {
+            let text = format!("the node, process {node}, did not become the installed program");
+            return Err(Error::new(ErrorKind::Timeout, text))
+                .remedy(|_| Some("see node.log in its run directory".to_owned()));
+        }
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// Stops every sandbox that is alive; says which.

@@ -6,11 +6,13 @@
 //!  (left by a dead node) --adopt--> running
 //!  running --finish, nothing attached--> drained, ended
 //!  running --finish, layers in use--> left alone, the next node adopts it
+//!  (left by a node of another program) --ended, nothing unmounted--> running, another process
 //! ```
 //! fsd outlives a node that is killed on purpose: sandboxes read through it.
 
 use crate::node::options::FsdOptions;
 use crate::node::start::{own_command, stray_output};
+use crate::node::upgrade::Program;
 use crate::settings::Settings;
 use layer::{Context, Error, ErrorKind, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
@@ -94,13 +96,23 @@ impl Process {
         words.nth(1) == Some(settings.store_url().as_bytes())
     }
 
+    fn is_this_program(&self) -> bool {
+        let theirs = Program::of_process(self.pid);
+        Program::own().is_ok_and(|own| theirs.is_ok_and(|theirs| theirs == own))
+    }
+
     /// Resolves when the process has ended, and says how.
     async fn ended(&mut self) -> String {
         _ = (&mut self.end).await;
         match self.child.as_mut().map(std::process::Child::wait) {
             Some(Ok(status)) => status.to_string(),
             Some(Err(error)) => error.to_string(),
-            None => "unknown status".to_owned(),
+            None => {
+                // A child all the same, when this process has become another program meanwhile.
+                let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+                _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+                "unknown status".to_owned()
+            }
         }
     }
 
@@ -120,9 +132,14 @@ impl Daemon {
     /// Adopts or starts fsd and answers when its socket accepts.
     pub async fn start(settings: &Settings, options: &FsdOptions) -> Result<Self> {
         let mut process = match Process::adopt(settings).await {
-            Some(process) if process.serves(settings) => {
+            Some(process) if process.serves(settings) && process.is_this_program() => {
                 tracing::info!("adopted the running fsd");
                 process
+            }
+            Some(process) if process.serves(settings) => {
+                tracing::info!(pid = process.pid, "an fsd of another program makes way");
+                terminate(process).await;
+                Process::spawn(settings, options)?
             }
             Some(process) => {
                 replace(settings, process).await?;
@@ -134,6 +151,14 @@ impl Daemon {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(supervise(settings.clone(), options.clone(), process, stopped));
         Ok(Self { stop, task, settings: settings.clone() })
+    }
+
+    /// Leaves fsd as it is, to whoever comes next.
+    pub async fn leave(self) {
+        _ = self.stop.send(());
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "the supervision of fsd died");
+        }
     }
 
     /// Ends fsd and its keepers unless layers are in use; says whether it ended.

@@ -1,7 +1,7 @@
 //! The node of a data directory: one process that serves Images and Sandboxes and looks after fsd.
 //!
 //! [`lock`] says who owns a data directory, [`start`] finds or starts its node, [`server`] is the node,
-//! [`daemon`] keeps fsd alive, [`owners`] cleans up after commands that died.
+//! [`daemon`] keeps fsd alive, [`upgrade`] makes it another program, [`owners`] cleans up after commands that died.
 
 pub mod daemon;
 pub mod lock;
@@ -11,3 +11,4 @@ pub mod owners;
 pub mod reserve;
 pub mod server;
 pub mod start;
+pub mod upgrade;

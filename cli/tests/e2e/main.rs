@@ -7,4 +7,5 @@ mod direct;
 mod mounts;
 mod sandboxes;
 mod storage;
+mod upgrade;
 mod world;
