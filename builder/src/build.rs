@@ -7,6 +7,7 @@ use crate::content::Content;
 use crate::digest::digest_all;
 use crate::encode::{Encoder, Totals};
 use crate::index::{Index, NodeIx, NodeKind, foreign_whiteout};
+use crate::layout;
 use crate::options::BuildOptions;
 use crate::path;
 use crate::plan::plan;
@@ -121,7 +122,13 @@ pub fn build_index(
         &options.cancel,
         progress,
     )?;
-    let plan = plan(&contents, &facts, &options.chunking)?;
+    let touched = match &options.layout {
+        Some(layout) => layout.places(index, &nodes)?,
+        None => Vec::new(),
+    };
+    let order = layout::file_order(&touched, contents.len());
+    let plan = plan(&contents, &facts, &order, &options.chunking)?;
+    let order = layout::chunk_order(&touched, &plan);
     // They hold every inlined byte a second time.
     drop(facts);
     tracing::debug!(files = contents.len(), bytes, chunks = plan.chunks.len(), "planned");
@@ -129,6 +136,7 @@ pub fn build_index(
     progress.phase(Phase::Encode, contents.len() as u64, space);
     let (chunk_table, totals) = Encoder {
         plan: &plan,
+        order: &order,
         contents: &contents,
         origins: &index.origins,
         publisher,
@@ -250,10 +258,12 @@ fn manifest(
     metadata: &[u8],
     options: &BuildOptions,
 ) -> Manifest {
-    let mut manifest = Manifest {
-        annotations: options.annotations.clone(),
-        ..Manifest::describing(options.kind, chunk_table, metadata)
-    };
+    let mut annotations = options.annotations.clone();
+    if let Some(layout) = &options.layout {
+        annotations.insert(layout::ANNOTATION.to_owned(), layout.digest().to_string());
+    }
+    let mut manifest =
+        Manifest { annotations, ..Manifest::describing(options.kind, chunk_table, metadata) };
     for inode in &tree.inodes {
         match &inode.kind {
             Kind::Directory(_) => manifest.directories += 1,

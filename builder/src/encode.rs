@@ -7,7 +7,7 @@
 
 use crate::content::{Content, Open, Origin};
 use crate::digest::is_zero;
-use crate::parallel::for_each;
+use crate::parallel::{Turn, Turns, for_each};
 use crate::plan::{Fill, Part, Plan, PlannedChunk};
 use crate::progress::{Cancel, Progress};
 use crate::publish::{EncodedChunk, Publisher};
@@ -38,6 +38,8 @@ pub(crate) struct Totals {
 /// What all workers share.
 pub(crate) struct Encoder<'a> {
     pub plan: &'a Plan,
+    /// The numbers of all its chunks, in the order in which they are uploaded.
+    pub order: &'a [usize],
     pub contents: &'a [&'a Content],
     pub origins: &'a [Arc<Origin>],
     pub publisher: &'a dyn Publisher,
@@ -66,14 +68,15 @@ impl Shared {
 impl Encoder<'_> {
     /// Encodes and uploads everything and flushes; returns the finished chunk table.
     pub(crate) fn run(&self) -> Result<(ChunkTable, Totals)> {
-        let batches = batches(&self.plan.chunks);
+        let batches = batches(&self.plan.chunks, self.order);
+        let turns = Turns::default();
         let shared = Mutex::new(Shared {
             digests: vec![ChunkDigest::ZERO; self.plan.chunks.len()],
             claimed: HashSet::new(),
             totals: Totals::default(),
         });
         for_each(self.threads, batches.len(), self.cancel, Vec::new, |buffer, task| {
-            self.batch(batches[task].clone(), buffer, &shared)
+            self.batch(&self.order[batches[task].clone()], turns.announce(task), buffer, &shared)
         })?;
         for origin in self.origins {
             origin.finish()?;
@@ -90,15 +93,18 @@ impl Encoder<'_> {
         Ok((ChunkTable::new(chunks)?, shared.totals))
     }
 
-    /// Fills, names and uploads some neighbouring chunks.
+    /// Fills and names some chunks, and uploads them when those before are uploaded: so they lie in
+    /// packs as they were ordered, whoever was faster.
     fn batch(
         &self,
-        range: Range<usize>,
+        numbers: &[usize],
+        turn: Turn<'_>,
         buffer: &mut Vec<u8>,
         shared: &Mutex<Shared>,
     ) -> Result<()> {
-        let chunks = &self.plan.chunks[range.clone()];
-        let plain = self.fill(chunks, buffer)?;
+        let chunks: Vec<&PlannedChunk> =
+            numbers.iter().map(|number| &self.plan.chunks[*number]).collect();
+        let plain = self.fill(&chunks, buffer)?;
         let digests: Vec<ChunkDigest> = chunks
             .iter()
             .zip(&plain)
@@ -110,19 +116,30 @@ impl Encoder<'_> {
             .collect();
         let mine = {
             let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.digests[range].copy_from_slice(&digests);
+            for (number, digest) in numbers.iter().zip(&digests) {
+                shared.digests[*number] = *digest;
+            }
             shared.claim(&digests)
         };
         let mut totals = Totals::default();
+        let mut encoded = Vec::new();
         for at in self.missing(&digests, &mine)? {
             self.cancel.check()?;
             if matches!(chunks[at].fill, Fill::Known(_)) {
                 let text = format!("chunk {} of a lower layer is not on the store", digests[at]);
                 return Err(Error::not_found(text));
             }
-            self.upload(digests[at], &buffer[plain[at].clone()], &mut totals)?;
+            encoded.push(self.encode(digests[at], &buffer[plain[at].clone()], &mut totals));
         }
-        let all: u64 = chunks.iter().map(PlannedChunk::plain_bytes).sum();
+        if !turn.take() {
+            return Ok(());
+        }
+        for chunk in encoded {
+            self.cancel.check()?;
+            self.publisher.upload(chunk)?;
+        }
+        drop(turn);
+        let all: u64 = chunks.iter().map(|chunk| chunk.plain_bytes()).sum();
         totals.reused_plain_bytes = all - totals.new_plain_bytes;
         self.progress.reused(totals.reused_plain_bytes);
         self.progress.advance(0, all);
@@ -143,18 +160,18 @@ impl Encoder<'_> {
         Ok(mine.iter().zip(missing).filter_map(|(&at, missing)| missing.then_some(at)).collect())
     }
 
-    fn upload(&self, digest: ChunkDigest, plain: &[u8], totals: &mut Totals) -> Result<()> {
+    fn encode(&self, digest: ChunkDigest, plain: &[u8], totals: &mut Totals) -> EncodedChunk {
         let (codec, payload) = store::codec::encode_chunk(plain, self.level);
         totals.new_chunks += 1;
         totals.new_plain_bytes += plain.len() as u64;
         totals.new_stored_bytes += payload.len() as u64;
         self.progress.stored(plain.len() as u64, payload.len() as u64);
         let plain_bytes = plain.len() as u32;
-        self.publisher.upload(EncodedChunk { digest, codec, plain_bytes, payload })
+        EncodedChunk { digest, codec, plain_bytes, payload }
     }
 
     /// Reads the plain bytes of chunks into the buffer; returns where each lies in it.
-    fn fill(&self, chunks: &[PlannedChunk], buffer: &mut Vec<u8>) -> Result<Vec<Range<usize>>> {
+    fn fill(&self, chunks: &[&PlannedChunk], buffer: &mut Vec<u8>) -> Result<Vec<Range<usize>>> {
         let mut ranges = Vec::with_capacity(chunks.len());
         let mut end = 0;
         for chunk in chunks {
@@ -221,11 +238,13 @@ impl Totals {
     }
 }
 
-fn batches(chunks: &[PlannedChunk]) -> Vec<Range<usize>> {
+/// Ranges of `order` that are done in one go.
+fn batches(chunks: &[PlannedChunk], order: &[usize]) -> Vec<Range<usize>> {
     let mut batches = Vec::new();
     let mut start = 0;
     let mut bytes = 0;
-    for (at, chunk) in chunks.iter().enumerate() {
+    for (at, number) in order.iter().enumerate() {
+        let chunk = &chunks[*number];
         let length = chunk.read_bytes();
         if at > start && (bytes + length > BATCH_BYTES || at - start >= BATCH_CHUNKS) {
             batches.push(start..at);
@@ -234,8 +253,8 @@ fn batches(chunks: &[PlannedChunk]) -> Vec<Range<usize>> {
         }
         bytes += length;
     }
-    if start < chunks.len() {
-        batches.push(start..chunks.len());
+    if start < order.len() {
+        batches.push(start..order.len());
     }
     batches
 }

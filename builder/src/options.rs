@@ -3,6 +3,7 @@
 //! Everything in [`ChunkingOptions`] decides about the layer id; nothing else here does, except the
 //! kind and the annotations, which stand in the manifest.
 
+use crate::layout::Layout;
 use crate::progress::Cancel;
 use layer::manifest::LayerKind;
 use layer::{Error, Result};
@@ -101,6 +102,8 @@ pub struct BuildOptions {
     pub annotations: BTreeMap<String, String>,
     /// How contents are cut.
     pub chunking: ChunkingOptions,
+    /// What comes first in the data space and in packs. Decides about the id.
+    pub layout: Option<Layout>,
     /// zstd level of the chunks; no part of the identity.
     pub compression_level: i32,
     /// Worker threads; 0 takes one for each processor.
@@ -123,6 +126,7 @@ impl BuildOptions {
             kind,
             annotations: BTreeMap::new(),
             chunking: ChunkingOptions::default(),
+            layout: None,
             compression_level: store::codec::DEFAULT_LEVEL,
             threads: 0,
             spool_dir: std::env::temp_dir(),

@@ -32,6 +32,15 @@ pub(crate) struct Plan {
     pub data_blocks: u32,
 }
 
+impl Plan {
+    /// The chunks that hold these blocks of the data space.
+    pub(crate) fn chunks_of(&self, blocks: Range<u32>) -> Range<usize> {
+        let ends_before = |chunk: &PlannedChunk| chunk.start_block + chunk.blocks <= blocks.start;
+        let first = self.chunks.partition_point(ends_before);
+        first..self.chunks.partition_point(|chunk| chunk.start_block < blocks.end)
+    }
+}
+
 /// A chunk to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedChunk {
@@ -85,10 +94,12 @@ pub(crate) struct Part {
     pub at: u32,
 }
 
-/// Decides where each file goes. `contents` and `facts` are parallel, in path order.
+/// Decides where each file goes. `contents` and `facts` are parallel, in path order; `order` is the order
+/// in which they take their places.
 pub(crate) fn plan(
     contents: &[&Content],
     facts: &[Facts],
+    order: &[usize],
     chunking: &ChunkingOptions,
 ) -> Result<Plan> {
     let mut planner = Planner {
@@ -100,7 +111,8 @@ pub(crate) fn plan(
     };
     let mut places: HashMap<(&Identity, u64), usize> = HashMap::new();
     let mut repeats = Vec::new();
-    for (file, (content, facts)) in contents.iter().zip(facts).enumerate() {
+    for &file in order {
+        let (content, facts) = (contents[file], &facts[file]);
         match (facts, &content.place) {
             (Facts::Inline(bytes), _) => {
                 if !bytes.is_empty() {
