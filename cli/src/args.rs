@@ -158,6 +158,9 @@ pub struct Build {
     /// Keep this with the layer
     #[arg(long = "annotation", value_name = "K=V", value_parser = pair)]
     pub annotations: Vec<(String, String)>,
+    /// Lay out first what the profile of this environment or layer, or in this file, names
+    #[arg(long, value_name = "NAME|FILE")]
+    pub profile: Option<String>,
     /// Keep the layers of a container image apart; needs a tag of the kind env
     #[arg(long)]
     pub stacked: bool,

@@ -69,6 +69,9 @@ pub async fn build(scene: &Scene, args: Build) -> Outcome {
     let images = embed::images(&scene.settings, scene.out).await?;
     let mut options = BuildOptions::new(layer_kind(reference.kind()));
     options.annotations.extend(args.annotations);
+    if let Some(profile) = &args.profile {
+        options.layout = Some(super::profile::layout(scene, &images, profile).await?);
+    }
     options.image_layers = if args.stacked { ImageLayers::Stacked } else { ImageLayers::Merged };
     let cancel = options.cancel.clone();
     let work = Work {

@@ -5,11 +5,12 @@ mod plot;
 use super::run::run;
 use super::{Scene, blocking, lost_name, named};
 use crate::args::{self, Named, ProfileRecord, ProfileShow, ProfileStop, Run};
-use crate::embed;
+use crate::embed::{self, Images};
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::start::{self, Lifetime};
 use crate::output::Row;
 use crate::quantity::{show_bytes, show_duration, show_share};
+use builder::Layout;
 use layer::chunk::BLOCK_BYTES;
 use layer::profile::{Profile, Step};
 use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
@@ -57,9 +58,10 @@ impl Subject {
             Some(Resolved::EnvId(id)) => Some(EnvId::from_slice(id)?),
             _ => None,
         };
-        let layers = answer.layers.iter().map(|layer| {
-            LayerId::from_slice(&layer.layer_id).map(|id| (id, layer.plain_bytes))
-        });
+        let layers = answer
+            .layers
+            .iter()
+            .map(|layer| LayerId::from_slice(&layer.layer_id).map(|id| (id, layer.plain_bytes)));
         Ok(Self { name, environment, layers: layers.collect::<Result<_>>()? })
     }
 
@@ -201,20 +203,39 @@ async fn open(scene: &Scene, reference: &str) -> Outcome<(store::Store, Subject)
     Ok((store, subject))
 }
 
-/// Reads the profile of a reference, or of a file that `profile show --out` wrote.
-pub async fn find(scene: &Scene, text: &str) -> Outcome<Profile> {
-    if std::path::Path::new(text).is_file() {
+/// What comes first in a build: by the profile of a reference, or by a file that `profile show --out` wrote.
+pub async fn layout(scene: &Scene, images: &Images, text: &str) -> Outcome<Layout> {
+    let url = images.store_url(&scene.settings)?;
+    let store = blocking(move || store::Store::open(store::open(&url)?)).await??;
+    let profile = if std::path::Path::new(text).is_file() {
         let bytes = std::fs::read(text).context(|| format!("read {text}"))?;
-        return Ok(Profile::decode(&bytes).context(|| text.to_owned())?);
+        Profile::decode(&bytes).context(|| text.to_owned())?
+    } else {
+        let subject = Subject::resolve(&images.channel, text).await?;
+        let profile = subject.read(&store)?;
+        if profile.is_empty() {
+            return Err(no_profile(&subject.name));
+        }
+        profile
+    };
+    let read = move |id: &LayerId| match store.read_layer(id) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    let layout = blocking(move || Layout::new(&profile, read)).await??;
+    if layout.is_empty() {
+        scene.out.notice("the layers of the profile are not on this store: it decides nothing");
     }
-    let (store, subject) = open(scene, text).await?;
-    let name = subject.name.clone();
-    let profile = blocking(move || subject.read(&store)).await??;
-    if profile.is_empty() {
-        return Err(Error::not_found(format!("{name} has no profile")))
-            .remedy(|_| Some(format!("`lamella profile record {name} -- CMD` makes one")));
+    Ok(layout)
+}
+
+fn no_profile(name: &str) -> Failure {
+    let advice = format!("`lamella profile record {name} -- CMD` makes one");
+    Failure::Failed {
+        error: Error::not_found(format!("{name} has no profile")),
+        remedy: Some(advice),
     }
-    Ok(profile)
 }
 
 /// `profile show`
@@ -223,9 +244,7 @@ async fn show(scene: &Scene, args: ProfileShow) -> Outcome {
     let own = subject.clone();
     let profile = blocking(move || own.read(&store)).await??;
     if profile.is_empty() {
-        let name = &subject.name;
-        return Err(Error::not_found(format!("{name} has no profile")))
-            .remedy(|_| Some(format!("`lamella profile record {name} -- CMD` makes one")));
+        return Err(no_profile(&subject.name));
     }
     let steps = profile.order();
     if let Some(path) = &args.svg {
@@ -241,9 +260,8 @@ async fn show(scene: &Scene, args: ProfileShow) -> Outcome {
         return scene.out.listing(&reads);
     }
     let layers = subject.layers.iter();
-    let rows: Vec<Touched> = layers
-        .map(|(id, bytes)| Touched::new(*id, *bytes, profile.runs().len(), &steps))
-        .collect();
+    let rows: Vec<Touched> =
+        layers.map(|(id, bytes)| Touched::new(*id, *bytes, profile.runs().len(), &steps)).collect();
     scene.out.listing(&rows)
 }
 
