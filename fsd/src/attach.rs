@@ -23,6 +23,7 @@ use crate::holders::Holders;
 use crate::planes::mounting;
 use crate::planes::{Plane, PlaneKind};
 use crate::profile::{Prefetcher, Recorder};
+use crate::readahead::{BackingDevice, BackingDevices};
 use crate::served::ServedLayer;
 use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,14 +83,13 @@ pub struct AttachmentParts {
     pub prefetcher: Prefetcher,
     /// What is recorded.
     pub recorder: Arc<Recorder>,
-    /// Readahead of new mounts.
-    pub readahead_bytes: Option<u64>,
 }
 
 /// All attachments of the node.
 pub struct Attachments {
     parts: AttachmentParts,
     holders: Holders,
+    devices: BackingDevices,
     layers: Mutex<BTreeMap<LayerId, Entry>>,
     evicting: Mutex<()>,
     barren_until: Mutex<Option<Instant>>,
@@ -108,6 +108,7 @@ impl Attachments {
         Ok(Arc::new(Self {
             parts,
             holders,
+            devices: BackingDevices::default(),
             layers: Mutex::default(),
             evicting: Mutex::default(),
             barren_until: Mutex::default(),
@@ -160,7 +161,10 @@ impl Attachments {
 
     /// Takes in a layer that a former fsd served.
     pub fn adopt(&self, live: Live) {
-        let entry = self.entry(&live.served.id());
+        let id = live.served.id();
+        let device = self.holders.device(&id).and_then(|name| self.devices.known(&name));
+        live.served.set_device(device);
+        let entry = self.entry(&id);
         *lock(&entry) = Some(live);
     }
 
@@ -227,15 +231,15 @@ impl Attachments {
     fn mount(&self, live: &mut Live, plane: &Arc<dyn Plane>, at: &std::path::Path) -> Result<()> {
         let id = live.served.id();
         crate::cache::create_folder(at)?;
-        let before = self.parts.readahead_bytes.map(|bytes| (mounting::backing_devices(), bytes));
-        plane.mount(&live.served, at)?;
+        let device = self.devices.around(|| plane.mount(&live.served, at))?;
+        // What needs nobody is none of ours to slow down.
+        let device = device.filter(|_| !plane.stands_alone());
+        self.holders.set_device(&id, device.as_ref().map(BackingDevice::name))?;
+        live.served.set_device(device);
         live.plane = Some(Arc::clone(plane));
         live.mounted = true;
         self.holders.set_mortal(&id, !plane.survives(&live.served))?;
         self.holders.set_alone(&id, plane.stands_alone())?;
-        if let Some((before, bytes)) = before {
-            mounting::set_readahead(&before, bytes)?;
-        }
         self.parts.cache.touch(&id);
         tracing::info!(layer = %id, plane = ?plane.kind(), "mounted");
         Ok(())
@@ -450,6 +454,7 @@ fn finish_completed(live: &Live) -> Result<()> {
     match &live.plane {
         Some(plane) if live.served.is_marked() && !live.served.needs_events() => {
             plane.completed(&live.served)?;
+            live.served.adapt_readahead();
             tracing::info!(layer = %live.served.id(), "complete: its mark is dropped");
             Ok(())
         }

@@ -42,8 +42,6 @@ pub struct FsdConfig {
     pub metrics: Option<std::net::SocketAddr>,
     /// How often filled data is written back and made durable.
     pub sync_interval: Duration,
-    /// Readahead of mounted layers in bytes; the kernel's default when absent.
-    pub readahead_bytes: Option<u64>,
 }
 
 impl FsdConfig {
@@ -63,7 +61,6 @@ impl FsdConfig {
             verify_metadata: false,
             metrics: None,
             sync_interval: Duration::from_millis(1000),
-            readahead_bytes: None,
         }
     }
 

@@ -4,6 +4,7 @@
 //! run/holders/<layer>/<holder, escaped>     empty
 //! run/holders/<layer>/.mortal               no later fsd can serve what is mounted
 //! run/holders/<layer>/.alone                what is mounted needs no fsd
+//! run/holders/<layer>/.device               the backing device of what is mounted, by name
 //! ```
 //! Nothing is flushed: after a crash of the machine nothing is mounted either, and the next start
 //! removes what names no mount.
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 const MORTAL: &str = ".mortal";
 const ALONE: &str = ".alone";
+const DEVICE: &str = ".device";
 /// Longest name of a holder in bytes, escaped.
 const MAX_NAME_BYTES: usize = 240;
 
@@ -115,7 +117,7 @@ impl Holders {
 
     /// Notes whether what is mounted ends with this fsd.
     pub fn set_mortal(&self, layer: &LayerId, mortal: bool) -> Result<()> {
-        self.set_mark(layer, MORTAL, mortal)
+        self.set_mark(layer, MORTAL, mortal.then_some(""))
     }
 
     /// Whether what is mounted reads right without any fsd.
@@ -125,16 +127,27 @@ impl Holders {
 
     /// Notes whether what is mounted needs no fsd.
     pub fn set_alone(&self, layer: &LayerId, alone: bool) -> Result<()> {
-        self.set_mark(layer, ALONE, alone)
+        self.set_mark(layer, ALONE, alone.then_some(""))
     }
 
-    fn set_mark(&self, layer: &LayerId, mark: &str, set: bool) -> Result<()> {
+    /// The backing device of what is mounted, when it is known.
+    pub fn device(&self, layer: &LayerId) -> Option<String> {
+        std::fs::read_to_string(self.of(layer).join(DEVICE)).ok()
+    }
+
+    /// Notes the backing device of what is mounted.
+    pub fn set_device(&self, layer: &LayerId, name: Option<&str>) -> Result<()> {
+        self.set_mark(layer, DEVICE, name)
+    }
+
+    fn set_mark(&self, layer: &LayerId, mark: &str, content: Option<&str>) -> Result<()> {
         let path = self.of(layer).join(mark);
-        let changed = if set {
-            create_folder(&self.of(layer))?;
-            std::fs::write(&path, "")
-        } else {
-            std::fs::remove_file(&path)
+        let changed = match content {
+            Some(content) => {
+                create_folder(&self.of(layer))?;
+                std::fs::write(&path, content)
+            }
+            None => std::fs::remove_file(&path),
         };
         match changed {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -204,6 +217,10 @@ mod tests {
         assert!(again.is_mortal(&layer));
         again.set_mortal(&layer, false).unwrap();
         assert!(!again.is_mortal(&layer));
+        again.set_device(&layer, Some("erofs-7")).unwrap();
+        assert_eq!(again.device(&layer).as_deref(), Some("erofs-7"));
+        again.set_device(&layer, None).unwrap();
+        assert_eq!(again.device(&layer), None);
         assert!(again.remove(&layer, "..").unwrap());
         assert!(!again.remove(&layer, "..").unwrap());
         assert!(again.add(&layer, "").is_err());

@@ -22,6 +22,7 @@ mod node;
 mod planes;
 mod profile;
 mod ranges;
+mod readahead;
 mod reads;
 mod reconcile;
 mod served;

@@ -146,7 +146,6 @@ impl Node {
             engine: engine.clone(),
             prefetcher,
             recorder: Arc::default(),
-            readahead_bytes: config.readahead_bytes,
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
         let exports = Exports::new(&config.paths()?.exports(), Arc::clone(&attachments))?;

@@ -7,7 +7,8 @@ use crate::fetch::FetchLayer;
 use crate::journal::FileKey;
 use crate::profile::Recorder;
 use crate::ranges::Ranges;
-use crate::streams::Streams;
+use crate::readahead::{BackingDevice, Readahead};
+use crate::streams::{Neighbours, Streams};
 use layer::LayerId;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,6 +22,7 @@ pub struct ServedLayer {
     marked: AtomicBool,
     asked: Mutex<Asked>,
     recorder: Arc<Recorder>,
+    readahead: Readahead,
     /// Reads that found everything present.
     pub hits: AtomicU64,
     /// Reads that joined what others had asked for.
@@ -37,6 +39,7 @@ impl ServedLayer {
             marked: AtomicBool::new(marked),
             asked: Mutex::default(),
             recorder,
+            readahead: Readahead::default(),
             hits: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             denials: AtomicU64::new(0),
@@ -75,10 +78,29 @@ impl ServedLayer {
         self.recorder.note(&self.id(), offset, end);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.ranges.add(offset..end);
-        let ahead = asked.streams.note(offset, end.saturating_sub(offset))?;
+        let total = asked.ranges.total();
+        let chunks = match asked.streams.note(offset, end.saturating_sub(offset)) {
+            Some(ahead) => Some(table.covering(ahead.start, ahead.end - ahead.start)),
+            None => {
+                let missed = table.covering(offset, end.saturating_sub(offset));
+                let has = |chunk| self.fetch.cached().has(chunk);
+                asked.neighbours.around(table.chunks(), missed, total, has)
+            }
+        };
         drop(asked);
-        let chunks = table.covering(ahead.start, ahead.end - ahead.start);
-        (!self.fetch.cached().has_all(chunks.clone())).then_some(chunks)
+        self.readahead.follow(total, self.fetch.cached().is_durably_complete());
+        chunks.filter(|chunks| !self.fetch.cached().has_all(chunks.clone()))
+    }
+
+    /// Notes the backing device of a fresh mount, and sets its readahead.
+    pub fn set_device(&self, device: Option<BackingDevice>) {
+        self.readahead.adopt(device);
+        self.adapt_readahead();
+    }
+
+    /// Sets the readahead that the layer should have now.
+    pub fn adapt_readahead(&self) {
+        self.readahead.follow(self.asked_bytes(), self.fetch.cached().is_durably_complete());
     }
 
     /// Bytes of the union of all ranges that were asked.
@@ -92,6 +114,7 @@ impl ServedLayer {
 struct Asked {
     ranges: Ranges,
     streams: Streams,
+    neighbours: Neighbours,
 }
 
 /// All served layers by the file that their events name.

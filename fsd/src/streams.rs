@@ -1,11 +1,14 @@
-//! Noticing that a layer is read in sequence, and how far ahead it pays to fetch.
+//! What to fetch beside what is asked: ahead of a layer that is read in sequence, and around a miss
+//! where much has been read.
 //!
 //! The kernel asks for one readahead window at a time and waits for it, so a lone sequential reader
 //! would pay the store's latency for each. What is fetched ahead is at most half of what the stream
-//! has read already: a guess that is wrong costs at most that.
+//! has read already: a guess that is wrong costs at most that. A program that jumps about in a library
+//! has no sequence, but it comes back to where it was: what is near is fetched with the same request.
 //!
 //! Locking: none; the owner has a mutex around it.
 
+use layer::chunk::Chunk;
 use std::ops::Range;
 
 /// Streams that are followed at once in one layer.
@@ -62,9 +65,69 @@ impl Streams {
     }
 }
 
+/// How far on both sides of a miss is looked for what is here already.
+const NEAR_BYTES: u64 = 512 << 10;
+/// A layer of which less than this was asked is not guessed about.
+const MIN_ASKED_BYTES: u64 = 2 << 20;
+
+/// What is fetched along with a miss: where much around it is here already, some of the rest.
+///
+/// On either side at most half of what is near and here, and over the life of a layer never more than
+/// was asked of it beyond the first bytes.
+#[derive(Debug, Default)]
+pub struct Neighbours {
+    guessed: u64,
+}
+
+impl Neighbours {
+    /// The chunks of a miss with those around it that are worth fetching along; nothing when there are
+    /// none. `asked` counts the bytes that were asked of the layer so far.
+    pub fn around(
+        &mut self,
+        chunks: &[Chunk],
+        missed: Range<usize>,
+        asked: u64,
+        has: impl Fn(usize) -> bool,
+    ) -> Option<Range<usize>> {
+        let mut budget = asked.saturating_sub(MIN_ASKED_BYTES).saturating_sub(self.guessed);
+        if budget == 0 || missed.clone().all(&has) {
+            return None;
+        }
+        let bytes = |chunk: usize| u64::from(chunks[chunk].plain_bytes());
+        let here = |side: &mut dyn Iterator<Item = usize>| {
+            let mut left = NEAR_BYTES;
+            let near = side.take_while(|chunk| {
+                let near = left > 0;
+                left = left.saturating_sub(bytes(*chunk));
+                near
+            });
+            near.filter(|chunk| has(*chunk)).map(bytes).sum::<u64>()
+        };
+        let here = here(&mut (missed.end..chunks.len())) + here(&mut (0..missed.start).rev());
+        let mut along = |side: &mut dyn Iterator<Item = usize>| {
+            let mut room = here / 2;
+            side.take_while(|chunk| {
+                let fits = !has(*chunk) && bytes(*chunk) <= room.min(budget);
+                if fits {
+                    room -= bytes(*chunk);
+                    budget -= bytes(*chunk);
+                }
+                fits
+            })
+            .count()
+        };
+        let end = missed.end + along(&mut (missed.end..chunks.len()));
+        let start = missed.start - along(&mut (0..missed.start).rev());
+        let guessed = (start..missed.start).chain(missed.end..end).map(bytes).sum::<u64>();
+        self.guessed += guessed;
+        (guessed > 0).then_some(start..end)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use layer::ChunkDigest;
 
     #[test]
     fn a_sequential_reader_is_fetched_ahead_for_and_a_random_one_is_not() {
@@ -97,5 +160,54 @@ mod tests {
             }
         }
         assert!(fetched.iter().all(|count| *count > 3), "{fetched:?}");
+    }
+
+    const CHUNK: u64 = 64 << 10;
+
+    fn chunks(count: u32) -> Vec<Chunk> {
+        let chunk =
+            |index| Chunk { start_block: index * 16, blocks: 16, digest: ChunkDigest::ZERO };
+        (0..count).map(chunk).collect()
+    }
+
+    #[test]
+    fn a_miss_takes_along_what_lies_around_it_where_much_is_here() {
+        let chunks = chunks(100);
+        let much = 64 << 20;
+        let around = |missed: Range<usize>, asked, here: &[usize]| {
+            Neighbours::default().around(&chunks, missed, asked, |chunk| here.contains(&chunk))
+        };
+        let here = [44, 45, 46, 47];
+        assert_eq!(around(50..51, much, &here), Some(48..53), "up to what is here, or half of it");
+        assert_eq!(around(50..51, much, &[]), None, "nothing is near");
+        assert_eq!(around(50..51, much, &[40, 41, 59, 60]), None, "what is here is far");
+        assert_eq!(around(45..46, much, &here), None, "no miss");
+        assert_eq!(around(0..1, much, &[1, 2, 3]), None, "no room on either side");
+        assert_eq!(around(99..100, much, &[93, 94, 95, 96]), Some(97..100));
+        assert_eq!(around(50..51, MIN_ASKED_BYTES, &here), None, "little was asked so far");
+        let little = MIN_ASKED_BYTES + CHUNK;
+        assert_eq!(around(50..51, little, &here), Some(50..52), "a budget of one chunk");
+    }
+
+    #[test]
+    fn what_is_guessed_is_never_more_than_what_was_asked() {
+        let chunks = chunks(10_000);
+        let mut neighbours = Neighbours::default();
+        let mut here = std::collections::BTreeSet::new();
+        let (mut asked, mut fetched) = (0, 0);
+        for step in 0..4_000 {
+            let missed = (step * 7_919) % 10_000;
+            let fresh = !here.contains(&missed);
+            asked += CHUNK / 4;
+            let has = |chunk: usize| here.contains(&chunk);
+            let found = neighbours.around(&chunks, missed..missed + 1, asked, has);
+            let range = found.unwrap_or(missed..missed + 1);
+            assert!(range.contains(&missed));
+            assert!(fresh || range.len() == 1);
+            let guessed = range.filter(|chunk| here.insert(*chunk) && *chunk != missed).count();
+            fetched += guessed as u64 * CHUNK;
+            assert!(fetched <= asked.saturating_sub(MIN_ASKED_BYTES));
+        }
+        assert!(fetched > 0);
     }
 }

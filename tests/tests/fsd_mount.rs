@@ -130,6 +130,36 @@ fn holders_count_once_each_and_survive_a_restart() {
 }
 
 #[test]
+fn the_kernel_reads_little_ahead_until_a_layer_is_busy_or_complete() {
+    let mut world = world();
+    world.start().unwrap();
+    let noted = world.run_folder().join("holders").join(world.layer.id.to_string()).join(".device");
+    let mut at = world.attach("a").unwrap();
+    wait_until("a mount while nobody else mounts", || {
+        let known = noted.exists();
+        if !known {
+            world.detach("a").unwrap();
+            at = world.attach("a").unwrap();
+        }
+        known
+    });
+    let name = std::fs::read_to_string(&noted).unwrap();
+    let knob = Path::new("/sys/class/bdi").join(name).join("read_ahead_kb");
+    let kib = || std::fs::read_to_string(&knob).unwrap().trim().to_owned();
+    assert_eq!(kib(), "16");
+    world.compare(&at).unwrap();
+    assert_eq!(kib(), "128", "much was read");
+    world.kill_fsd().unwrap();
+    world.start().unwrap();
+    assert_eq!(kib(), "16", "the next fsd was asked for nothing yet");
+    world.complete().unwrap();
+    wait_until("the readahead of a complete layer", || kib() == "128");
+    world.kill_fsd().unwrap();
+    world.start().unwrap();
+    assert_eq!(kib(), "128", "complete when it was taken over");
+}
+
+#[test]
 fn a_mount_that_nobody_holds_is_gone_after_a_restart() {
     let mut world = world();
     world.start().unwrap();

@@ -4,11 +4,8 @@
 //! open until the last of them is gone.
 
 use layer::{Context, Result};
-use std::collections::BTreeSet;
 use std::path::Path;
 use sys::mount::{Attributes, Erofs, Unmount};
-
-const BACKING_DEVICES: &str = "/sys/class/bdi";
 
 /// Mounts a layer's image with its data at an existing folder.
 pub fn mount_erofs(metadata: &Path, data: &Path, at: &Path) -> Result<()> {
@@ -40,24 +37,4 @@ pub fn unmount(at: &Path) -> Result<()> {
 /// Whether a superblock of this image exists, mounted here, cloned elsewhere or lazily unmounted.
 pub fn has_superblock(metadata: &Path) -> Result<bool> {
     sys::lease::is_open_elsewhere(metadata).context(|| format!("lease {}", metadata.display()))
-}
-
-/// The backing device entries of EROFS superblocks; each has a name that is never used again.
-pub fn backing_devices() -> BTreeSet<String> {
-    let names = std::fs::read_dir(BACKING_DEVICES).into_iter().flatten().flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| name.starts_with("erofs-")).collect()
-}
-
-/// Sets how much the kernel reads ahead on what was mounted since `before` was taken. When others
-/// mounted too, which one is ours is not known, and nothing is set.
-pub fn set_readahead(before: &BTreeSet<String>, bytes: u64) -> Result<()> {
-    let now = backing_devices();
-    let mut fresh = now.difference(before);
-    let (Some(name), None) = (fresh.next(), fresh.next()) else {
-        tracing::warn!("the backing device of a mount is not known; its readahead stays");
-        return Ok(());
-    };
-    let path = format!("{BACKING_DEVICES}/{name}/read_ahead_kb");
-    std::fs::write(&path, (bytes / 1024).to_string()).context(|| format!("write {path}"))
 }
