@@ -73,4 +73,6 @@ planes! {
     erofs_fanotify_reads_like_ext4: ErofsFanotify, ByErofs;
     erofs_fuse_reads_like_ext4: ErofsFuse, ByErofs;
     fuse_reads_like_ext4: Fuse, ByFuse;
+    erofs_fscache_reads_like_ext4: ErofsFscache, ByErofs;
+    direct_reads_like_ext4: Direct, ByErofs;
 }

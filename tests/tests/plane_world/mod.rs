@@ -99,6 +99,9 @@ impl View {
 
     /// Attaches a layer by this plane.
     pub fn attach(&self, holder: &str, layer: LayerId) -> PathBuf {
+        if !self.kind.serves_every_layer() {
+            self.store.put_space(&layer).unwrap();
+        }
         let attached = self.world.attach_layer(holder, layer, self.kind.to_proto()).unwrap();
         assert_eq!(attached.plane(), self.kind.to_proto());
         attached.mount_path.into()

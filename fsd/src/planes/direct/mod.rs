@@ -62,6 +62,11 @@ impl Plane for Direct {
         true
     }
 
+    fn answers_reads(&self, _layer: &Arc<ServedLayer>) -> bool {
+        // Nobody reads the data file in the cache.
+        true
+    }
+
     fn stands_alone(&self) -> bool {
         true
     }

@@ -31,6 +31,8 @@ use std::time::Duration;
 use sys::cachefiles::{DEVICE, Device};
 use sys::mount::{Attributes, ErofsOnDemand};
 
+/// Threads that take messages; a miss does not occupy one while it is fetched.
+const THREADS: usize = 2;
 /// How often the kernel is asked whether it is short of room.
 const CULL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -72,8 +74,10 @@ impl ErofsFscache {
         let control: Arc<dyn Control> = Arc::new(device);
         let counters = Arc::clone(&self.counters);
         let running = Events::new(control, &self.domain, self.engine.clone(), counters);
-        let answering = Arc::clone(&running);
-        spawn("fscache", move || answering.run())?;
+        for index in 0..THREADS {
+            let answering = Arc::clone(&running);
+            spawn(&format!("fscache-{index}"), move || answering.run())?;
+        }
         let (culling, folder) = (Arc::clone(&running), self.folder.clone());
         spawn("fscache-cull", move || keep_room(&culling, &folder))?;
         *events = Some(Arc::clone(&running));
@@ -131,6 +135,10 @@ impl Plane for ErofsFscache {
 
     fn survives(&self, _layer: &Arc<ServedLayer>) -> bool {
         false
+    }
+
+    fn answers_reads(&self, _layer: &Arc<ServedLayer>) -> bool {
+        true
     }
 
     fn lingers(&self, layer: &Arc<ServedLayer>) -> Result<bool> {
