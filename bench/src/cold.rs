@@ -116,9 +116,9 @@ fn judge(report: &mut Report, case: &str, series: &Series, faster: f64, nydus: f
     report.figure(case, "eager", "written", Unit::Bytes, &series.eager_written);
     let ratio = series.eager_time.median() / series.lazy_time.median();
     let promise = format!("`{case}` on demand is faster than eager by");
-    report.bar(&promise, ratio, true, faster, Unit::Times);
+    report.at_least(&promise, ratio, faster, Unit::Times);
     let promise = format!("`{case}` fetches, of the bytes that it touches,");
-    report.bar(&promise, series.plain.median() / series.touched, false, 2.5, Unit::Times);
+    report.at_most(&promise, series.plain.median() / series.touched, 2.5, Unit::Times);
     let promise = format!("`{case}` fetches, of what nydus fetches,");
-    report.bar(&promise, series.plain.median() / nydus, false, 0.8, Unit::Times);
+    report.at_most(&promise, series.plain.median() / nydus, 0.8, Unit::Times);
 }

@@ -26,6 +26,7 @@ use tonic::transport::Channel;
 
 /// How long one side runs in one round.
 const ROUND: Duration = Duration::from_millis(1500);
+/// Our rate, in rates of crun.
 const BAR: f64 = 2.0;
 
 /// Who makes containers.
@@ -95,7 +96,7 @@ fn measure_all(
         }
         let ratio = rates[0].median() / rates[1].median();
         let promise = format!("containers per second, {case}, of crun's rate,");
-        report.bar(&promise, ratio, true, BAR, Unit::Times);
+        report.at_least(&promise, ratio, BAR, Unit::Times);
     }
     report.note(
         "memory, pids and CPU limits and pid, mount, ipc, uts and network namespaces on all sides",
@@ -107,30 +108,29 @@ fn measure_all(
 /// Runs `at_once` workers for a while; answers containers per second and the time of each.
 fn for_a_while(maker: &dyn Maker, at_once: usize) -> anyhow::Result<(f64, Vec<f64>)> {
     let start = Instant::now();
-    let mut each = Vec::new();
-    std::thread::scope(|scope| -> anyhow::Result<()> {
+    let each = std::thread::scope(|scope| -> anyhow::Result<Vec<f64>> {
         let threads: Vec<_> = (0..at_once)
-            .map(|_| {
-                scope.spawn(|| {
-                    container::apart(|| {
-                        let mut worker = maker.worker()?;
-                        let mut times = Vec::new();
-                        while start.elapsed() < ROUND {
-                            let begin = Instant::now();
-                            worker()?;
-                            times.push(begin.elapsed().as_secs_f64());
-                        }
-                        Ok(times)
-                    })
-                })
-            })
+            .map(|_| scope.spawn(|| container::apart(|| work_until(maker, start + ROUND))))
             .collect();
+        let mut each = Vec::new();
         for thread in threads {
             each.extend(thread.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??);
         }
-        Ok(())
+        Ok(each)
     })?;
     Ok((each.len() as f64 / start.elapsed().as_secs_f64(), each))
+}
+
+/// One worker at work; answers the time of each container, in seconds.
+fn work_until(maker: &dyn Maker, end: Instant) -> anyhow::Result<Vec<f64>> {
+    let mut worker = maker.worker()?;
+    let mut times = Vec::new();
+    while Instant::now() < end {
+        let begin = Instant::now();
+        worker()?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    Ok(times)
 }
 
 /// Our node, through its socket.
@@ -192,21 +192,13 @@ impl Maker for CommandLine<'_> {
     }
 
     fn worker(&self) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Result<()> + '_>> {
+        let memory = MEMORY_BYTES.to_string();
+        let cpus = (f64::from(CPU_MILLIS) / 1000.0).to_string();
+        let pids = PIDS.to_string();
         Ok(Box::new(move || {
-            let words = [
-                "run",
-                "--rm",
-                "--memory",
-                "512M",
-                "--cpus",
-                "1",
-                "--pids",
-                "256",
-                &self.reference,
-                "--",
-                "/bin/true",
-            ];
-            self.lamella.run(&words).map(|_| ())
+            let limits = ["--memory", &memory, "--cpus", &cpus, "--pids", &pids];
+            let words = [&["run", "--rm"], &limits[..], &[&self.reference, "--", "/bin/true"]];
+            self.lamella.run(&words.concat()).map(drop)
         }))
     }
 }

@@ -22,7 +22,7 @@ const COMPUTE: &str = "import numpy; n = numpy.arange(1, 8); \
 const COMPUTED: &str = "1\n4\n9\n16\n25\n36\n49\n";
 const DIFF: &str = "squares:1";
 /// The most of an image that may be fetched for one command.
-const MOST: f64 = 0.5;
+const MAX_SHARE: f64 = 0.5;
 
 /// One line of the table.
 struct Line {
@@ -73,7 +73,8 @@ fn lazy_line(store: &'static str, case: Case, cold: Cold) -> anyhow::Result<Line
     let fetched_bytes = cold.loaded.store_bytes + cold.size.metadata_bytes;
     let share = cold.loaded.plain_bytes as f64 / cold.size.plain_bytes as f64;
     let stored = fetched_bytes as f64 / cold.size.stored_bytes as f64;
-    if share.max(stored).is_nan() || share.max(stored) >= MOST {
+    let largest = share.max(stored);
+    if largest.is_nan() || largest >= MAX_SHARE {
         bail!(
             "{} fetched {:.1} % of the image ({:.1} % of its compressed bytes); less than half is the point",
             case.name,

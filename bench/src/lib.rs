@@ -22,6 +22,7 @@ mod report;
 mod scratch;
 mod shell;
 mod touched;
+mod walk;
 mod warm;
 
 use anyhow::bail;

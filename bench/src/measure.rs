@@ -1,12 +1,17 @@
 //! How things are measured: sides that alternate, caches dropped on demand, medians with their spread,
 //! and what reached the disk.
 
+use crate::walk;
 use anyhow::Context;
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// The unit of the kernel's counters, whatever the disk's own sectors are.
+const SECTOR_BYTES: u64 = 512;
 
 /// Samples of one quantity.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -67,6 +72,12 @@ pub fn drop_caches() -> anyhow::Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop caches; this needs root")
 }
 
+/// Major and minor number of the device that a path lies on.
+pub fn device_below(path: &Path) -> anyhow::Result<(u32, u32)> {
+    let device = fs::metadata(path).with_context(|| path.display().to_string())?.dev();
+    Ok((rustix::fs::major(device), rustix::fs::minor(device)))
+}
+
 /// Counts what reaches the disk below a path: the device's own counter, everybody's writes included.
 #[derive(Debug)]
 pub struct DiskWrites {
@@ -77,8 +88,7 @@ pub struct DiskWrites {
 impl DiskWrites {
     /// Starts counting, with nothing of the past left to write.
     pub fn start(path: &Path) -> anyhow::Result<Self> {
-        let dev = fs::metadata(path).with_context(|| path.display().to_string())?.dev();
-        let device = (rustix::fs::major(dev), rustix::fs::minor(dev));
+        let device = device_below(path)?;
         rustix::fs::sync();
         Ok(Self { device, before: sectors_written(device)? })
     }
@@ -86,7 +96,7 @@ impl DiskWrites {
     /// Writes back what is dirty, and answers the bytes written since the start.
     pub fn finish(self) -> anyhow::Result<u64> {
         rustix::fs::sync();
-        Ok((sectors_written(self.device)? - self.before) * 512)
+        Ok((sectors_written(self.device)? - self.before) * SECTOR_BYTES)
     }
 }
 
@@ -111,25 +121,17 @@ fn parse_sectors_written(table: &str, device: (u32, u32)) -> Option<u64> {
 
 /// Allocated bytes of a tree, hard links counted once, no file system border crossed; 0 when absent.
 pub fn allocated_bytes(root: &Path) -> anyhow::Result<u64> {
-    let Ok(top) = fs::symlink_metadata(root) else { return Ok(0) };
-    let mut seen = std::collections::HashSet::new();
-    let mut total = 0;
-    let mut folders = vec![root.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder)? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.dev() != top.dev() {
-                continue;
-            }
-            if seen.insert(metadata.ino()) {
-                total += metadata.blocks() * 512;
-            }
-            if metadata.is_dir() {
-                folders.push(entry.path());
-            }
-        }
+    if !root.exists() {
+        return Ok(0);
     }
+    let mut seen = HashSet::new();
+    let mut total = 0;
+    walk::entries(root, &mut |_, metadata| {
+        if seen.insert(metadata.ino()) {
+            total += metadata.blocks() * SECTOR_BYTES;
+        }
+        Ok(())
+    })?;
     Ok(total)
 }
 

@@ -160,8 +160,18 @@ impl Report {
         });
     }
 
-    /// Keeps a promise: `value` must be at least (or at most) `limit`.
-    pub fn bar(&mut self, promise: &str, value: f64, at_least: bool, limit: f64, unit: Unit) {
+    /// Keeps a promise that holds from `limit` upwards.
+    pub fn at_least(&mut self, promise: &str, value: f64, limit: f64, unit: Unit) {
+        self.bar(promise, value, true, limit, unit);
+    }
+
+    /// Keeps a promise that holds up to `limit`.
+    pub fn at_most(&mut self, promise: &str, value: f64, limit: f64, unit: Unit) {
+        self.bar(promise, value, false, limit, unit);
+    }
+
+    fn bar(&mut self, promise: &str, value: f64, at_least: bool, limit: f64, unit: Unit) {
+        // What could not be measured (a division by zero) holds nothing.
         let holds = value.is_finite() && if at_least { value >= limit } else { value <= limit };
         self.bars.push(Bar { promise: promise.to_owned(), value, limit, at_least, unit, holds });
     }

@@ -4,7 +4,9 @@
 //! Readahead is switched off for the whole device (`/sys/class/bdi/MAJOR:MINOR/read_ahead_kb`) and put
 //! back on drop. Fault-around needs no switch: it maps pages that are resident already and reads none.
 
+use crate::{measure, walk};
 use anyhow::Context;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +21,7 @@ pub struct WithoutReadahead {
 impl WithoutReadahead {
     /// Switches it off.
     pub fn below(path: &Path) -> anyhow::Result<Self> {
-        let dev = fs::metadata(path)?.dev();
-        let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+        let (major, minor) = measure::device_below(path)?;
         let knob = PathBuf::from(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
         let shown = knob.display().to_string();
         let before = fs::read_to_string(&knob).with_context(|| shown.clone())?;
@@ -43,21 +44,15 @@ impl Drop for WithoutReadahead {
 
 /// Bytes of all regular files of a tree that are in the page cache; hard links count once.
 pub fn resident_bytes(root: &Path) -> anyhow::Result<u64> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     let mut total = 0;
-    let mut folders = vec![root.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder)? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.is_dir() {
-                folders.push(entry.path());
-            } else if metadata.is_file() && metadata.len() > 0 && seen.insert(metadata.ino()) {
-                let file = File::open(entry.path())?;
-                total += sys::measure::resident_bytes(&file, metadata.len())
-                    .with_context(|| entry.path().display().to_string())?;
-            }
+    walk::entries(root, &mut |path, metadata| {
+        if metadata.is_file() && metadata.len() > 0 && seen.insert(metadata.ino()) {
+            let file = File::open(path)?;
+            total += sys::measure::resident_bytes(&file, metadata.len())
+                .with_context(|| path.display().to_string())?;
         }
-    }
+        Ok(())
+    })?;
     Ok(total)
 }

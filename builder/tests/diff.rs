@@ -5,18 +5,17 @@
 mod support;
 
 use builder::{
-    BuildOptions, BuiltLayer, DiffOptions, LowerLayers, NoLowerLayers, Silent, build_index,
-    from_layer, merge, pack_diff,
+    BuildOptions, BuiltLayer, DiffOptions, NoLowerLayers, Silent, build_index, from_layer, merge,
+    pack_diff,
 };
-use layer::chunk::ChunkTable;
+use layer::ErrorKind;
 use layer::manifest::LayerKind;
-use layer::tree::{Kind, Tree};
-use layer::{ErrorKind, LayerId, Result};
+use layer::tree::Kind;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{MemoryPublisher, View, build, options};
+use support::{Below, MemoryPublisher, View, build, noise, options};
 
 /// Directories of one overlay mount; unmounted when dropped.
 struct Overlay {
@@ -65,22 +64,6 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
-struct Below<'a> {
-    publisher: &'a MemoryPublisher,
-    layers: Vec<LayerId>,
-}
-
-impl LowerLayers for Below<'_> {
-    fn count(&self) -> usize {
-        self.layers.len()
-    }
-
-    fn layer(&self, number: usize) -> Result<(Tree, ChunkTable)> {
-        let id = self.layers[number];
-        Ok((self.publisher.view(id).tree, self.publisher.layer(id).chunk_table))
-    }
-}
-
 fn diff_options() -> DiffOptions {
     DiffOptions::new(BuildOptions { threads: 2, ..BuildOptions::new(LayerKind::Diff) })
 }
@@ -127,16 +110,6 @@ fn assert_same(have: &View, want: &View) {
             );
         }
     }
-}
-
-fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    (0..length)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u8
-        })
-        .collect()
 }
 
 fn plant(root: &Path) {

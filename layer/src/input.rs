@@ -111,6 +111,24 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Bytes of the checksum behind a document.
+pub(crate) const CHECKSUM_BYTES: usize = 32;
+
+/// Appends the checksum of all bytes so far: their BLAKE3.
+pub(crate) fn put_checksum(out: &mut Vec<u8>) {
+    let checksum = blake3::hash(out);
+    out.extend_from_slice(checksum.as_bytes());
+}
+
+/// What stands before the checksum; `Corrupt` where it is not the checksum of that.
+pub(crate) fn checked<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    let split = bytes.len().checked_sub(CHECKSUM_BYTES).map(|cut| bytes.split_at(cut));
+    split
+        .filter(|(body, checksum)| blake3::hash(body).as_bytes() == checksum)
+        .map(|(body, _)| body)
+        .ok_or_else(|| Error::corrupt(format!("{what}: wrong checksum")))
+}
+
 /// Appends an unsigned LEB128 number.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {

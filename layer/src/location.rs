@@ -6,13 +6,12 @@
 use crate::chunk::MAX_CHUNK_BYTES;
 use crate::error::{Error, Result};
 use crate::id::PackId;
-use crate::input::{Input, put_varint};
+use crate::input::{Input, checked, put_checksum, put_varint};
 use crate::pack::Codec;
 
 const MAGIC: &[u8; 8] = b"LAMLOCS1";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 20;
-const CHECKSUM_BYTES: usize = 32;
 
 /// The tag of a placement that lies right behind the one before it, in the same pack.
 const FOLLOWS: u8 = 1;
@@ -82,8 +81,7 @@ impl Locations {
             put_varint(&mut bytes, u64::from(placement.stored_bytes));
             before = Some((placement.pack, placement.offset + u64::from(placement.stored_bytes)));
         }
-        let checksum = blake3::hash(&bytes);
-        bytes.extend_from_slice(checksum.as_bytes());
+        put_checksum(&mut bytes);
         Ok(bytes)
     }
 
@@ -102,14 +100,7 @@ impl Locations {
 
     /// The inverse of [`Locations::encode`]; errors are `Corrupt` or `Unsupported`.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let body = bytes
-            .len()
-            .checked_sub(CHECKSUM_BYTES)
-            .map(|cut| bytes.split_at(cut))
-            .filter(|(body, checksum)| blake3::hash(body).as_bytes() == checksum)
-            .map(|(body, _)| body)
-            .ok_or_else(|| Error::corrupt("locations: wrong checksum"))?;
-        let mut input = Input::new("locations", body);
+        let mut input = Input::new("locations", checked("locations", bytes)?);
         input.magic(MAGIC)?;
         input.version(VERSION)?;
         let packs = input.u32()? as usize;

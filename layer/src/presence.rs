@@ -7,12 +7,11 @@
 //! power cut between the two only costs another fetch.
 
 use crate::id::LayerId;
-use crate::input::Input;
+use crate::input::{CHECKSUM_BYTES, Input, checked, put_checksum};
 
 const MAGIC: &[u8; 8] = b"LAMPRES1";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 56;
-const CHECKSUM_BYTES: usize = 32;
 const SLOT_ALIGNMENT: usize = 4096;
 
 /// A set of chunks of one layer.
@@ -130,8 +129,7 @@ impl Presence {
         bytes.extend_from_slice(&self.generation.to_le_bytes());
         bytes.extend_from_slice(&self.layer.0);
         bytes.extend_from_slice(&self.bits);
-        let checksum = blake3::hash(&bytes);
-        bytes.extend_from_slice(checksum.as_bytes());
+        put_checksum(&mut bytes);
         bytes
     }
 
@@ -154,11 +152,7 @@ impl Presence {
     }
 
     fn decode_slot(layer: LayerId, chunks: u32, slot: &[u8]) -> Option<Self> {
-        let (body, checksum) = slot.split_at(slot.len() - CHECKSUM_BYTES);
-        if blake3::hash(body).as_bytes() != checksum {
-            return None;
-        }
-        let mut input = Input::new("presence", body);
+        let mut input = Input::new("presence", checked("presence", slot).ok()?);
         input.magic(MAGIC).ok()?;
         input.version(VERSION).ok()?;
         if input.u32().ok()? != chunks {

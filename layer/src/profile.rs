@@ -13,13 +13,12 @@ pub use merge::Step;
 
 use crate::error::{Error, Result};
 use crate::id::{Digest, LayerId};
-use crate::input::{Input, put_varint};
+use crate::input::{Input, checked, put_checksum, put_varint};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 const MAGIC: &[u8; 8] = b"LMLPROF\0";
 const VERSION: u32 = 1;
-const CHECKSUM_BYTES: usize = 32;
 /// Runs that a profile keeps: the newest.
 pub const MAX_RUNS: usize = 8;
 /// Touches that a run holds: half a gigabyte in windows of 32 KiB.
@@ -243,21 +242,13 @@ impl Profile {
         for run in &self.runs {
             run.encode(&mut bytes);
         }
-        let checksum = blake3::hash(&bytes);
-        bytes.extend_from_slice(checksum.as_bytes());
+        put_checksum(&mut bytes);
         bytes
     }
 
     /// The inverse of [`Profile::encode`]; errors are `Corrupt` or `Unsupported`.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let body = bytes
-            .len()
-            .checked_sub(CHECKSUM_BYTES)
-            .map(|cut| bytes.split_at(cut))
-            .filter(|(body, checksum)| blake3::hash(body).as_bytes() == checksum)
-            .map(|(body, _)| body)
-            .ok_or_else(|| Error::corrupt("profile: wrong checksum"))?;
-        let mut input = Input::new("profile", body);
+        let mut input = Input::new("profile", checked("profile", bytes)?);
         input.magic(MAGIC)?;
         input.version(VERSION)?;
         let count = bounded(&mut input, MAX_RUNS)?;

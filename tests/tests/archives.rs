@@ -15,21 +15,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::Path;
-use support::{MemoryPublisher, build, options, tight};
+use support::{MemoryPublisher, build, noise, options, tight};
 use tape::Tape;
 
 fn set_xattr(path: &Path, name: &[u8], value: &[u8]) {
     sys::file::xattr::set(path, name, value, sys::file::xattr::SetMode::Any).unwrap();
-}
-
-fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    (0..length)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u8
-        })
-        .collect()
 }
 
 /// A directory with everything that a layer must hold. What is last changes the times of directories,

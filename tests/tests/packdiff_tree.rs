@@ -9,36 +9,16 @@ mod support;
 #[path = "../../builder/tests/support/tape.rs"]
 mod tape;
 
-use builder::{
-    BuildOptions, DiffOptions, LowerLayers, Silent, build_index, from_layer, merge, pack_diff,
-};
+use builder::{BuildOptions, DiffOptions, Silent, build_index, from_layer, merge, pack_diff};
 use builder_facts::{Mounted, Stack, assert_same_but_links, assert_same_view, run};
-use layer::chunk::ChunkTable;
+use layer::LayerId;
 use layer::manifest::LayerKind;
-use layer::tree::Tree;
-use layer::{LayerId, Result};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use support::{MemoryPublisher, build, options};
+use support::{Below, MemoryPublisher, build, options};
 use tape::Tape;
-
-struct Below<'a> {
-    publisher: &'a MemoryPublisher,
-    layers: &'a [LayerId],
-}
-
-impl LowerLayers for Below<'_> {
-    fn count(&self) -> usize {
-        self.layers.len()
-    }
-
-    fn layer(&self, number: usize) -> Result<(Tree, ChunkTable)> {
-        let id = self.layers[number];
-        Ok((self.publisher.view(id).tree, self.publisher.layer(id).chunk_table))
-    }
-}
 
 /// A generator of numbers; the same seed gives the same changes.
 struct Random(u64);
@@ -175,7 +155,7 @@ fn random_changes(seed: u64) {
         for number in 0..40 {
             change(&sandbox.view(), &mut random, round * 100 + number);
         }
-        let below = Below { publisher: &publisher, layers: &layers };
+        let below = Below { publisher: &publisher, layers: layers.clone() };
         let diff = pack_diff(&sandbox.upper(), &below, &publisher, &diff_options(), &Silent)
             .unwrap_or_else(|error| panic!("seed {seed} round {round}: {}", error.chain()));
         layers.push(diff.layer_id);

@@ -8,8 +8,10 @@
 )]
 
 use builder::{
-    BuildOptions, Built, Cancel, ChunkingOptions, EncodedChunk, Publisher, Silent, Source,
+    BuildOptions, Built, Cancel, ChunkingOptions, EncodedChunk, LowerLayers, Publisher, Silent,
+    Source,
 };
+use layer::chunk::ChunkTable;
 use layer::layer_file::LayerFile;
 use layer::manifest::LayerKind;
 use layer::tree::{Body, FileData, Inode, Kind, Tree};
@@ -209,4 +211,32 @@ pub fn tight() -> BuildOptions {
 
 pub fn build(path: &Path, publisher: &MemoryPublisher, options: &BuildOptions) -> Result<Built> {
     builder::build(&Source::parse(path.to_str().unwrap())?, publisher, options, &Silent)
+}
+
+/// Bytes that do not compress, the same for the same seed.
+pub fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u8
+        })
+        .collect()
+}
+
+/// Layers of a publisher as those below an upper directory, bottom first.
+pub struct Below<'a> {
+    pub publisher: &'a MemoryPublisher,
+    pub layers: Vec<LayerId>,
+}
+
+impl LowerLayers for Below<'_> {
+    fn count(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn layer(&self, number: usize) -> Result<(Tree, ChunkTable)> {
+        let id = self.layers[number];
+        Ok((self.publisher.view(id).tree, self.publisher.layer(id).chunk_table))
+    }
 }

@@ -1,3 +1,5 @@
+//! Profiles: what is kept of reads, and that foreign bytes never panic.
+
 use super::*;
 use crate::error::ErrorKind;
 use proptest::prelude::*;
