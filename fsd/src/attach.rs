@@ -146,7 +146,7 @@ impl Attachments {
 
     /// Opens a layer of the cache, or brings it to the node.
     pub fn open(&self, id: &LayerId, quiet_data: Option<OwnedFd>) -> Result<Arc<ServedLayer>> {
-        let cached = Arc::new(self.parts.cache.open_layer(id, &self.parts.store, quiet_data)?);
+        let cached = Arc::new(self.open_cached(id, quiet_data)?);
         let source = Source::new(
             *id,
             cached.table().len(),
@@ -344,13 +344,14 @@ impl Attachments {
         self.release_if_unused(&mut state)
     }
 
-    /// Loads a whole layer and waits until it is durable. Answers the plain bytes that this fetched.
-    pub fn complete(&self, id: &LayerId) -> Result<u64> {
+    /// Loads a whole layer, at most so many plain bytes a second (0 is no limit), and waits until it is
+    /// durable. Answers the plain bytes that this fetched.
+    pub fn complete(&self, id: &LayerId, rate: u64) -> Result<u64> {
         let served = self.pin(id)?;
         let fetched = self
             .parts
             .engine
-            .complete(served.fetch())
+            .complete(served.fetch(), rate)
             .and_then(|fetched| served.fetch().cached().make_durable().map(|_| fetched));
         self.unpin(id)?;
         fetched

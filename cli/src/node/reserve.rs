@@ -52,7 +52,7 @@ impl Reserve {
             return Ok(());
         }
         let text = format!(
-            "the disk of {} has {} free, a node needs {} to start; make some room on it",
+            "the disk of {} has {} free, a node needs {} to start",
             self.data.display(),
             show_bytes(free),
             show_bytes(NEEDED_BYTES)

@@ -14,6 +14,7 @@ use crate::cache::CachedLayer;
 use crate::fetch::MakeRoom;
 use layer::{ChunkDigest, Error, ErrorKind, LayerId, Result};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -145,6 +146,17 @@ impl Attachments {
     /// Exempts a layer from eviction, on the node or not yet, or ends that.
     pub fn set_pinned(&self, id: &LayerId, pinned: bool) -> Result<bool> {
         self.parts.cache.pins().set(id, pinned)
+    }
+
+    /// Opens a layer of the cache; on a full disk, something else goes first.
+    pub(super) fn open_cached(&self, id: &LayerId, quiet: Option<OwnedFd>) -> Result<CachedLayer> {
+        let mut opened = self.parts.cache.open_layer(id, &self.parts.store, quiet);
+        while opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace)
+            && self.make_room()
+        {
+            opened = self.parts.cache.open_layer(id, &self.parts.store, None);
+        }
+        opened
     }
 
     /// Drops a layer that nobody uses from the cache. Answers the bytes freed.
