@@ -247,7 +247,15 @@ fn a_corrupt_pack_is_an_error_and_never_wrong_bytes() {
         }
     }
     assert!(refused > 0 && right > 0, "{refused} refused, {right} right");
-    assert!(world.stats().unwrap().verify_failures > 0);
+    let stats = world.stats().unwrap();
+    assert!(stats.verify_failures > 0);
+    assert_eq!(stats.layers[0].verify_failures, stats.verify_failures);
+    assert!(stats.layers[0].denials > 0);
+    let pack = world.layer.packs[0].to_string();
+    let told = stats.incidents.iter().filter(|incident| incident.kind == "integrity");
+    // Each damaged chunk was read once more before its readers were refused.
+    let told = told.filter(|incident| incident.text.contains(&pack)).count();
+    assert!(told >= 2, "{:?}", stats.incidents);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod direct;
+mod full_disk;
 mod mounts;
 mod sandboxes;
 mod storage;
