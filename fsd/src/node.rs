@@ -182,6 +182,12 @@ impl Node {
         let known: BTreeSet<LayerId> = files.keys().copied().collect();
         reconcile::reconcile(&self.attachments, registry, files)?;
         let marked = registry.marked();
+        for layer in &marked {
+            // INVARIANT: what counts as marked is marked. The dead fsd may have died after it gave the file
+            // to its keepers and before the mark, or between the end of the mark and of the file.
+            let data = layer.fetch().cached().quiet_data();
+            group.mark(data).context(|| format!("mark layer {}", layer.id()))?;
+        }
         let held = marked
             .iter()
             .map(|layer| (layer.id(), layer.fetch().cached().quiet_data()))

@@ -9,7 +9,8 @@
 
 use layer::presence::SlotWrite;
 use layer::{Context, Result};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -58,16 +59,25 @@ pub trait LayerFiles: std::fmt::Debug + Send + Sync {
 /// A layer's folder in the node cache.
 #[derive(Debug)]
 pub struct FolderFiles {
-    folder: PathBuf,
+    path: PathBuf,
+    /// INVARIANT: the folder itself, not its name: after an eviction another one may have the name, and a
+    /// late flush of the old one must not speak for it.
+    folder: File,
     data: File,
     present: OnceLock<File>,
 }
 
 impl FolderFiles {
-    /// The open files of `folder`; `present` where there is one.
-    pub fn new(folder: PathBuf, data: File, present: Option<File>) -> Self {
+    /// The open files of the folder at `path`; `present` where there is one.
+    pub fn new(path: PathBuf, data: File, present: Option<File>) -> Result<Self> {
+        let folder = File::open(&path).context(|| format!("open {}", path.display()))?;
         let present = present.map_or_else(OnceLock::new, OnceLock::from);
-        Self { folder, data, present }
+        Ok(Self { path, folder, data, present })
+    }
+
+    fn open_at(&self, name: &str, flags: OFlags) -> std::io::Result<File> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(File::from(rustix::fs::openat(&self.folder, name, flags, mode)?))
     }
 }
 
@@ -104,29 +114,27 @@ impl LayerFiles for FolderFiles {
     }
 
     fn create_presence(&self, bytes: &[u8]) -> Result<()> {
-        let path = self.folder.join(super::PRESENT);
-        let name = || format!("write {}", path.display());
+        let name = || format!("write {}", self.path.join(super::PRESENT).display());
+        let create = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         for part in [super::METADATA, super::CHUNKS, super::MANIFEST] {
-            let file = File::open(self.folder.join(part)).context(name)?;
+            let file = self.open_at(part, OFlags::RDONLY | OFlags::CLOEXEC).context(name)?;
             file.sync_all().context(name)?;
         }
         // What a failed attempt left.
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(layer::Error::io(name(), error));
-            }
-            _ => {}
+        match rustix::fs::unlinkat(&self.folder, super::PRESENT, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(layer::Error::io(name(), error.into())),
         }
-        let file = super::create_file(&path)?;
+        let file = self.open_at(super::PRESENT, create).context(name)?;
         file.write_all_at(bytes, 0).context(name)?;
         file.sync_all().context(name)?;
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).context(name)?;
+        self.folder.sync_all().context(name)?;
         let _ = self.present.set(file);
         Ok(())
     }
 
     fn write_presence(&self, write: &SlotWrite) -> Result<()> {
-        let name = || format!("write {}", self.folder.join(super::PRESENT).display());
+        let name = || format!("write {}", self.path.join(super::PRESENT).display());
         let Some(file) = self.present.get() else {
             return Err(layer::Error::not_found(name()));
         };

@@ -137,6 +137,16 @@ pub fn create_folder(path: &Path) -> Result<()> {
         .context(|| format!("create {}", path.display()))
 }
 
+/// Removes a folder and what is in it; none is no error.
+fn remove_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn create_file(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -166,8 +176,7 @@ impl NodeCache {
         };
         for name in cache.names()? {
             if name.starts_with(ARRIVING) || name.starts_with(LEAVING) {
-                let path = folder.join(&name);
-                std::fs::remove_dir_all(&path).context(|| format!("remove {}", path.display()))?;
+                remove_folder(&folder.join(&name))?;
             }
         }
         Ok(cache)
@@ -350,7 +359,7 @@ impl NodeCache {
         let present = self.open_presence(id, folder, &table)?;
         let (present, file) = present.unzip();
         let folder = folder.to_owned();
-        let files = Box::new(FolderFiles::new(folder.clone(), data, file));
+        let files = Box::new(FolderFiles::new(folder.clone(), data, file)?);
         let opened = CachedLayer::new(Parts { id: *id, folder, table, key, files, present });
         // More than the file system's own blocks for a file's map.
         let spare = stat.blocks() * 512 > opened.present_bytes() + (1 << 20);
@@ -406,12 +415,7 @@ impl NodeCache {
     /// empty data file of its final size.
     fn bring(&self, id: &LayerId, store: &Store) -> Result<()> {
         let arriving = self.folder.join(format!("{ARRIVING}{id}"));
-        match std::fs::remove_dir_all(&arriving) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(format!("remove {}", arriving.display()), error));
-            }
-            _ => {}
-        }
+        remove_folder(&arriving)?;
         create_folder(&arriving)?;
         let brought = self.space.check(0).and_then(|()| bring::bring_into(id, store, &arriving));
         let brought = brought.and_then(|()| {
@@ -420,7 +424,7 @@ impl NodeCache {
         });
         if brought.is_err() {
             // Best effort: what stays is removed by the next start.
-            let _ = std::fs::remove_dir_all(&arriving);
+            let _ = remove_folder(&arriving);
         }
         brought.map_err(|error| error.context(format!("bring layer {id} to this node")))
     }
@@ -443,8 +447,10 @@ impl NodeCache {
         self.verified().remove(id);
         self.wake(id);
         self.shelf.take(id);
+        // What an earlier attempt did not come to remove.
+        remove_folder(&leaving)?;
         std::fs::rename(&folder, &leaving).context(name)?;
-        std::fs::remove_dir_all(&leaving).context(name)?;
+        remove_folder(&leaving)?;
         self.space.forget();
         Ok(freed)
     }

@@ -160,7 +160,7 @@ fn neighbours_become_one_read_and_present_chunks_none() {
     bench.assert_filled(0..CHUNKS);
     bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
     assert_eq!(bench.reads(), 1);
-    assert_eq!(bench.engine.complete(&bench.layer).unwrap(), 0);
+    assert_eq!(bench.engine.complete(&bench.layer, 0).unwrap(), 0);
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn only_durable_chunks_are_believed_after_a_restart() {
     let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
     assert!(again.has_all(0..10) && !(10..20).any(|index| again.has(index)));
     assert!(!again.is_durably_complete());
-    bench.engine.complete(&bench.layer).unwrap();
+    bench.engine.complete(&bench.layer, 0).unwrap();
     bench.layer.cached().make_durable().unwrap();
     let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
     assert!(again.is_durably_complete() && bench.layer.cached().is_durably_complete());
@@ -311,7 +311,10 @@ fn a_damaged_folder_is_fetched_anew() {
         let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
         assert_eq!(again.table().len(), CHUNKS, "{part}");
     }
-    assert!(NodeCache::open(folder.parent().unwrap(), CacheSettings::default()).unwrap_err().kind() == ErrorKind::Busy);
+    assert!(
+        NodeCache::open(folder.parent().unwrap(), CacheSettings::default()).unwrap_err().kind()
+            == ErrorKind::Busy
+    );
 }
 
 #[test]
@@ -325,4 +328,17 @@ fn a_metadata_image_that_changed_on_the_disk_is_fetched_anew_by_the_next_process
     let cache = NodeCache::open(folder.path(), CacheSettings::default()).unwrap();
     cache.open_layer(&id, &store, None).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), sound);
+}
+
+#[test]
+fn a_late_flush_of_an_evicted_layer_does_not_speak_for_the_next() {
+    let bench = bench(Duration::from_secs(30));
+    bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
+    bench.cache.remove(&bench.id).unwrap();
+    let next = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+    assert!(!next.has(0));
+    // Its folder is gone: there is nothing to say, and nobody to say it of.
+    assert!(bench.layer.cached().make_durable().is_err());
+    let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
+    assert!(!(0..CHUNKS).any(|chunk| again.has(chunk)), "the next one has no data yet");
 }
