@@ -193,7 +193,9 @@ impl Node {
         self.call("fsd.sock", async |channel| {
             let mut client = v1::layer_fs_client::LayerFsClient::new(channel);
             for layer in layers {
-                client.complete(v1::CompleteRequest { layer_id: layer.layer_id }).await?;
+                client
+                    .complete(v1::CompleteRequest { layer_id: layer.layer_id, rate_bytes_per_s: 0 })
+                    .await?;
             }
             Ok(())
         })

@@ -90,6 +90,8 @@ pub enum Action {
     Resume(Ids),
     /// Publish what a sandbox wrote as a layer and an environment
     PackDiff(PackDiff),
+    /// Load all data of an environment's or a layer's layers into the node cache, behind all demand
+    Prefetch(Prefetch),
     /// Record what a workload touches, look at it, fetch it ahead
     #[command(subcommand)]
     Profile(Profile),
@@ -445,6 +447,16 @@ pub struct PackDiff {
     /// Keep only paths that match
     #[arg(long, value_name = "GLOB")]
     pub include: Vec<String>,
+}
+
+/// `prefetch`
+#[derive(Debug, Args)]
+pub struct Prefetch {
+    #[command(flatten)]
+    pub which: Named,
+    /// At most so many bytes a second, for example 50M
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    pub rate: Option<u64>,
 }
 
 /// `profile ...`

@@ -141,9 +141,10 @@ impl LayerFs for Service {
         &self,
         request: Request<CompleteRequest>,
     ) -> Result<Response<CompleteResponse>, Status> {
-        let layer = layer_of(&request.into_inner().layer_id)?;
+        let CompleteRequest { layer_id, rate_bytes_per_s } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
         self.blocking(move |node| {
-            let fetched_bytes = node.attachments.complete(&layer)?;
+            let fetched_bytes = node.attachments.complete(&layer, rate_bytes_per_s)?;
             Ok(CompleteResponse { fetched_bytes })
         })
         .await

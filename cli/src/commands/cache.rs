@@ -42,7 +42,13 @@ pub async fn pin(scene: &Scene, args: &Pin, pinned: bool) -> Outcome {
         let request = PinRequest { layer_id: layer_id.clone(), pinned };
         let changed = client.pin(request).await?.into_inner().changed;
         let loaded_bytes = match pinned && args.load {
-            true => client.complete(CompleteRequest { layer_id }).await?.into_inner().fetched_bytes,
+            true => {
+                client
+                    .complete(CompleteRequest { layer_id, rate_bytes_per_s: 0 })
+                    .await?
+                    .into_inner()
+                    .fetched_bytes
+            }
             false => 0,
         };
         done.push(Pinned { id, pinned, changed, loaded_bytes });

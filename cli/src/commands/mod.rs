@@ -76,6 +76,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Pause(args) => sandboxes::pause(&scene, &args).await,
         Action::Resume(args) => sandboxes::resume(&scene, &args).await,
         Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
+        Action::Prefetch(args) => profile::prefetch(&scene, &args).await,
         Action::Profile(action) => profile::profile(&scene, action).await,
         Action::Stats => stats::stats(&scene).await,
         Action::Pin(args) => cache::pin(&scene, &args, true).await,

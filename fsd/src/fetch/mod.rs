@@ -392,18 +392,33 @@ impl Engine {
         })
     }
 
-    /// Loads a whole layer behind all demand, a window at a time. Answers the plain bytes filled.
-    pub fn complete(&self, layer: &Arc<FetchLayer>) -> Result<u64> {
+    /// Loads a whole layer behind all demand, a window at a time and at most `rate` plain bytes a second
+    /// (0 is no limit). Answers the plain bytes filled. What is there already is passed over, so one that
+    /// was broken off goes on where it was.
+    pub fn complete(&self, layer: &Arc<FetchLayer>, rate: u64) -> Result<u64> {
         let before = layer.cached.filled_bytes();
         let chunks = layer.cached.table().len();
-        for start in (0..chunks).step_by(COMPLETE_WINDOW) {
-            let window = start..(start + COMPLETE_WINDOW).min(chunks);
+        // Short windows under a low rate, so that it holds within a part of a second.
+        let step = match rate {
+            0 => COMPLETE_WINDOW,
+            rate => {
+                usize::try_from(rate >> 20).unwrap_or(COMPLETE_WINDOW).clamp(1, COMPLETE_WINDOW)
+            }
+        };
+        let begin = Instant::now();
+        for start in (0..chunks).step_by(step) {
+            let window = start..(start + step).min(chunks);
             if layer.cached.has_all(window.clone()) {
                 continue;
             }
             self.ensure(layer, window, Class::Background)
                 .map_err(|failure| failure.to_error())
                 .context(|| format!("complete layer {}", layer.cached.id()))?;
+            if rate > 0 {
+                let filled = layer.cached.filled_bytes().saturating_sub(before);
+                let due = Duration::from_secs_f64(filled as f64 / rate as f64);
+                std::thread::sleep(due.saturating_sub(begin.elapsed()));
+            }
         }
         Ok(layer.cached.filled_bytes() - before)
     }

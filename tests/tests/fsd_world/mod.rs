@@ -277,7 +277,8 @@ impl World {
     }
 
     pub fn complete(&self) -> Result<u64> {
-        let request = CompleteRequest { layer_id: self.layer.id.as_bytes().to_vec() };
+        let request =
+            CompleteRequest { layer_id: self.layer.id.as_bytes().to_vec(), rate_bytes_per_s: 0 };
         let mut client = self.client()?;
         Ok(self.runtime.block_on(client.complete(request))?.into_inner().fetched_bytes)
     }

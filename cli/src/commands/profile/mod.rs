@@ -18,8 +18,8 @@ use proto::v1::images_client::ImagesClient;
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::{
-    PrefetchRequest, RecordRequest, ResolveRequest, ResolveResponse, StopRecordRequest,
-    StopRecordResponse,
+    CompleteRequest, PrefetchRequest, RecordRequest, ResolveRequest, ResolveResponse,
+    StopRecordRequest, StopRecordResponse,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -169,6 +169,23 @@ async fn apply(scene: &Scene, args: &Named) -> Outcome {
     })
 }
 
+/// `prefetch`
+pub async fn prefetch(scene: &Scene, args: &args::Prefetch) -> Outcome {
+    let node = start::connect(&scene.settings, Lifetime::UntilDown, scene.out).await?;
+    let subject = Subject::resolve(&node.channel, &args.which.reference).await?;
+    let mut client = layerfs(scene).await?;
+    let mut loaded = Loaded { layers: subject.layers.len(), fetched_bytes: 0 };
+    for (id, _) in &subject.layers {
+        let layer_id = id.as_bytes().to_vec();
+        let request = CompleteRequest { layer_id, rate_bytes_per_s: args.rate.unwrap_or(0) };
+        loaded.fetched_bytes += client.complete(request).await?.into_inner().fetched_bytes;
+    }
+    scene.out.result(&loaded, || {
+        let fetched = show_bytes(loaded.fetched_bytes);
+        format!("{} is complete on this node: {fetched} fetched", subject.name)
+    })
+}
+
 /// `profile rm`
 async fn remove(scene: &Scene, args: &Named) -> Outcome {
     let (store, subject) = open(scene, &args.reference).await?;
@@ -268,6 +285,12 @@ async fn show(scene: &Scene, args: ProfileShow) -> Outcome {
 #[derive(Debug, Serialize)]
 struct Begun {
     recording: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Loaded {
+    layers: usize,
+    fetched_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
