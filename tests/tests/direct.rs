@@ -142,7 +142,7 @@ fn a_data_space_is_verified_when_it_is_made_and_by_its_check() {
     assert_eq!(store.check_space(&id, &table).unwrap(), Vec::<String>::new());
     assert!(store.put_space(&id).unwrap().existed);
     // One flipped bit, in content and in zeros.
-    let zero = table.chunks().iter().position(|chunk| chunk.is_zero()).unwrap();
+    let zero = table.chunks().iter().position(layer::chunk::Chunk::is_zero).unwrap();
     for index in [0, zero, table.len() - 1] {
         let (file, at) = (tamper(&space(&world)), table.chunks()[index].offset() + 77);
         let mut byte = [0];
