@@ -38,9 +38,8 @@ impl PrivateMapping {
     /// Asks for all of it to be brought into memory soon.
     pub fn will_need(&self) -> io::Result<()> {
         // SAFETY: the range is our own mapping; this advice changes no content.
-        Ok(unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::WillNeed)?
-        })
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::WillNeed) }
+            .map_err(io::Error::from)
     }
 
     /// Copies bytes out. `InvalidInput` when the range does not lie within.

@@ -106,9 +106,9 @@ fn run_trial(data: &str, options: &BTreeMap<String, String>) -> Result<()> {
         anyhow::Ok(told)
     });
     // The process ends here whatever fsd's threads do, and takes the mount namespace with it.
-    let told = told.or_else(|error| match runtime.block_on(daemon) {
-        Ok(Err(cause)) => Err(anyhow::Error::from(cause)),
-        _ => Err(error),
+    let told = told.map_err(|error| match runtime.block_on(daemon) {
+        Ok(Err(cause)) => anyhow::Error::from(cause),
+        _ => error,
     })?;
     writeln!(std::io::stdout(), "{told}")?;
     std::process::exit(0);

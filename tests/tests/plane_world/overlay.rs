@@ -67,8 +67,10 @@ fn plain(lower: &Path, upper: &Path, work: &Path, at: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(&mount, "", rustix::fs::CWD, at, flags)?)
 }
 
-/// Everything that a walk sees: kind and mode, owner, links, content or target.
-fn walk(root: &Path) -> io::Result<BTreeMap<PathBuf, (u32, u32, u64, Vec<u8>)>> {
+/// What a walk sees of one path: kind and mode, owner, links, content or target.
+type Seen = (u32, u32, u64, Vec<u8>);
+
+fn walk(root: &Path) -> io::Result<BTreeMap<PathBuf, Seen>> {
     let mut seen = BTreeMap::new();
     let mut open = vec![PathBuf::new()];
     while let Some(folder) = open.pop() {
