@@ -49,7 +49,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
             series.lazy_time.push(cold.time.as_secs_f64());
             series.plain.push(cold.loaded.plain_bytes as f64);
             series.stored.push(cold.loaded.store_bytes as f64);
-            series.metadata.push(cold.size.metadata_bytes as f64);
+            series.metadata.push(cold.loaded.metadata_bytes as f64);
             series.reads.push(cold.loaded.store_reads as f64);
             series.events.push(cold.loaded.events as f64);
             series.asked.push(cold.asked_bytes as f64);

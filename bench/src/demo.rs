@@ -70,7 +70,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
 }
 
 fn lazy_line(store: &'static str, case: Case, cold: Cold) -> anyhow::Result<Line> {
-    let fetched_bytes = cold.loaded.store_bytes + cold.size.metadata_bytes;
+    let fetched_bytes = cold.loaded.store_bytes + cold.loaded.metadata_bytes;
     let share = cold.loaded.plain_bytes as f64 / cold.size.plain_bytes as f64;
     let stored = fetched_bytes as f64 / cold.size.stored_bytes as f64;
     let largest = share.max(stored);

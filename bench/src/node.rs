@@ -104,6 +104,8 @@ pub struct Node {
 pub struct Loaded {
     /// Bytes read from the store, compressed.
     pub store_bytes: u64,
+    /// Bytes of layer files read from the store: metadata images, compressed.
+    pub metadata_bytes: u64,
     /// Requests to the store.
     pub store_reads: u64,
     /// Plain bytes filled into the node cache.
@@ -176,6 +178,7 @@ impl Node {
         let stats = self.stats()?;
         Ok(Loaded {
             store_bytes: stats.store_bytes,
+            metadata_bytes: stats.description_bytes,
             store_reads: stats.store_reads,
             plain_bytes: stats.fetched_bytes,
             events: stats.events,

@@ -101,6 +101,9 @@ const NODE: &[NodeMetric] = &[
     ("layers_resting", "Layers on the node that nobody uses.", false, |s| s.resting.len() as u64),
     ("filled_bytes_total", "Plain bytes filled into the cache.", true, |s| s.fetched_bytes),
     ("store_read_bytes_total", "Stored bytes read from the store.", true, |s| s.store_bytes),
+    ("description_bytes_total", "Bytes of layer files read from the store.", true, |s| {
+        s.description_bytes
+    }),
     ("store_reads_total", "Reads of the store.", true, |s| s.store_reads),
     ("copied_chunks_total", "Chunks taken from another layer of the node.", true, |s| {
         s.copied_chunks

@@ -22,6 +22,7 @@ pub fn collect(node: &Node) -> Result<StatsResponse> {
         fetched_bytes: fetch.filled_bytes.load(Relaxed),
         store_bytes: parts.store_counters.bytes.load(Relaxed),
         store_reads: parts.store_counters.reads.load(Relaxed),
+        description_bytes: parts.cache.brought_bytes(),
         verify_failures: fetch.verify_failures.load(Relaxed),
         events: node.event_counters.events.load(Relaxed),
         errors_answered: node.event_counters.errors.load(Relaxed),

@@ -127,6 +127,7 @@ struct Totals {
     full_disk_deadline_ms: u64,
     fetched_bytes: u64,
     store_bytes: u64,
+    description_bytes: u64,
     store_reads: u64,
     copied_chunks: u64,
     shared_chunks: u64,
@@ -164,6 +165,7 @@ impl Totals {
             full_disk_deadline_ms: answer.full_disk_deadline_ms,
             fetched_bytes: answer.fetched_bytes,
             store_bytes: answer.store_bytes,
+            description_bytes: answer.description_bytes,
             store_reads: answer.store_reads,
             copied_chunks: answer.copied_chunks,
             shared_chunks: answer.shared_chunks,
@@ -204,10 +206,11 @@ impl Totals {
             (
                 "fetched",
                 format!(
-                    "{} (from {} of the store in {} reads)",
+                    "{} (from {} of the store in {} reads), {} of metadata",
                     show_bytes(self.fetched_bytes),
                     show_bytes(self.store_bytes),
-                    self.store_reads
+                    self.store_reads,
+                    show_bytes(self.description_bytes)
                 ),
             ),
             (

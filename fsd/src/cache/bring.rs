@@ -53,8 +53,8 @@ impl Read for Stored<'_> {
     }
 }
 
-/// Writes all files of a layer but `present` into an empty folder.
-pub(super) fn bring_into(id: &LayerId, store: &Store, folder: &Path) -> Result<()> {
+/// Writes all files of a layer but `present` into an empty folder. Answers the bytes that were read.
+pub(super) fn bring_into(id: &LayerId, store: &Store, folder: &Path) -> Result<u64> {
     let mut header = [0; HEADER_BYTES];
     store.read_layer_part(id, 0, &mut header)?;
     let layout = Layout::decode(&header)?;
@@ -84,7 +84,10 @@ pub(super) fn bring_into(id: &LayerId, store: &Store, folder: &Path) -> Result<(
     }
     // INVARIANT: the final size before anything is mounted; the kernel fills short reads with zeros.
     let data = folder.join(DATA);
-    create_file(&data)?.set_len(table.data_bytes()).context(|| format!("size {}", data.display()))
+    create_file(&data)?
+        .set_len(table.data_bytes())
+        .context(|| format!("size {}", data.display()))?;
+    Ok(end)
 }
 
 /// The store's own error where it has one, else what the decompression found.

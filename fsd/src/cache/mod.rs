@@ -42,6 +42,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use store::Store;
 
@@ -97,6 +98,8 @@ pub struct NodeCache {
     pins: Pins,
     /// Layers whose metadata image this process has compared with its digest.
     verified: Mutex<HashSet<LayerId>>,
+    /// Bytes of layer files that were read from the store.
+    brought_bytes: AtomicU64,
     /// The layer out of use from which a chunk was copied last, open.
     dormant: Mutex<Option<Arc<CachedLayer>>>,
     _lock: File,
@@ -171,6 +174,7 @@ impl NodeCache {
             shelf: Shelf::default(),
             pins: Pins::open(folder)?,
             verified: Mutex::default(),
+            brought_bytes: AtomicU64::new(0),
             dormant: Mutex::default(),
             _lock: lock,
         };
@@ -185,6 +189,11 @@ impl NodeCache {
     /// How much room the disk has.
     pub fn space(&self) -> &Space {
         &self.space
+    }
+
+    /// Bytes of layer files that were read from the store.
+    pub fn brought_bytes(&self) -> u64 {
+        self.brought_bytes.load(Ordering::Relaxed)
     }
 
     /// What must stay.
@@ -418,7 +427,8 @@ impl NodeCache {
         remove_folder(&arriving)?;
         create_folder(&arriving)?;
         let brought = self.space.check(0).and_then(|()| bring::bring_into(id, store, &arriving));
-        let brought = brought.and_then(|()| {
+        let brought = brought.and_then(|bytes| {
+            self.brought_bytes.fetch_add(bytes, Ordering::Relaxed);
             let folder = self.folder_of(id);
             std::fs::rename(&arriving, &folder).context(|| format!("name {}", folder.display()))
         });
