@@ -6,6 +6,7 @@
 mod direct;
 mod full_disk;
 mod mounts;
+mod planes;
 mod sandboxes;
 mod storage;
 mod upgrade;
