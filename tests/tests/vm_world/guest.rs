@@ -15,13 +15,12 @@ const BUSYBOX: &str = "/usr/bin/busybox";
 /// Where `cargo xtask setup` unpacks the kernel's package.
 const KERNEL_FOLDER: &str = "/var/cache/lamella/guest/linux";
 /// Lines of a guest's script that are meant for the test begin with this.
-const MARK: &str = "@ ";
+const MARK: &str = "=> ";
 /// A boot takes 5 to 12 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Modules every guest needs, in the order of their dependencies.
-const BUS_MODULES: [&str; 5] =
-    ["virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"];
+/// The bus that all devices of a guest are on.
+const BUS_MODULE: &str = "virtio_pci";
 
 /// What this host lacks for a guest, if anything.
 pub fn missing() -> Option<&'static str> {
@@ -59,9 +58,33 @@ fn find_module(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
+/// The names behind `depends=` in a module's own description.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let found = module.windows(KEY.len()).position(|window| window == KEY);
+    let list = found.map_or(&[][..], |at| &module[at + KEY.len()..]);
+    let list = list.split(|byte| *byte == 0).next().unwrap_or_default();
+    let names = String::from_utf8_lossy(list).into_owned();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Adds a module behind everything that it depends on. What a kernel has built in is no file.
+fn add_module(loads: &mut Vec<(String, Vec<u8>)>, name: &str) -> Result<()> {
+    let modules = Path::new(KERNEL_FOLDER).join("lib/modules");
+    let Some(path) = find_module(&modules, &format!("{name}.ko"))? else { return Ok(()) };
+    let module = std::fs::read(path)?;
+    for needed in dependencies(&module) {
+        add_module(loads, &needed)?;
+    }
+    if !loads.iter().any(|(known, _)| known == name) {
+        loads.push((name.to_owned(), module));
+    }
+    Ok(())
+}
+
 /// What a guest is started with.
 pub struct Plan<'plan> {
-    /// Modules beside those of the bus.
+    /// Modules beside that of the bus; what they depend on comes along.
     pub modules: &'plan [&'plan str],
     /// Devices and memory.
     pub qemu: Vec<String>,
@@ -79,19 +102,19 @@ pub struct Guest {
 }
 
 fn initramfs(plan: &Plan<'_>, at: &Path) -> Result<()> {
-    let modules = Path::new(KERNEL_FOLDER).join("lib/modules");
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "mnt", "m"] {
         archive.folder(folder);
     }
     archive.file("bin/busybox", 0o755, &std::fs::read(BUSYBOX)?);
+    let mut modules = Vec::new();
+    for name in std::iter::once(&BUS_MODULE).chain(plan.modules) {
+        add_module(&mut modules, name)?;
+    }
     let mut loads = String::new();
-    for name in BUS_MODULES.iter().chain(plan.modules) {
-        // What a kernel has built in is no file.
-        if let Some(path) = find_module(&modules, &format!("{name}.ko"))? {
-            archive.file(&format!("m/{name}.ko"), 0o644, &std::fs::read(path)?);
-            loads.push_str(&format!("insmod /m/{name}.ko\n"));
-        }
+    for (name, module) in &modules {
+        archive.file(&format!("m/{name}.ko"), 0o644, module);
+        loads.push_str(&format!("insmod /m/{name}.ko\n"));
     }
     let init = format!(
         "#!/bin/busybox sh\n/bin/busybox --install -s /bin\nexport PATH=/bin\n\
