@@ -7,10 +7,14 @@ use proto::v1::{Incident, LayerStats, StatsResponse};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// The most that one fill needs.
+const LARGEST_CHUNK: u64 = layer::chunk::MAX_CHUNK_BYTES as u64;
+
 /// All counters, and one line for each layer on the node.
 pub fn collect(node: &Node) -> Result<StatsResponse> {
     let parts = node.attachments.parts();
     let (fetch, space) = (parts.engine.counters(), parts.cache.space());
+    let free_bytes = space.free_bytes()?;
     let mut layers = Vec::new();
     node.attachments.each(|live| layers.push(of_layer(live, node)));
     let (cache_bytes, resting) = on_disk(node, &mut layers)?;
@@ -30,9 +34,11 @@ pub fn collect(node: &Node) -> Result<StatsResponse> {
         shared_chunks: fetch.shared.load(Relaxed),
         evicted_bytes: node.attachments.evicted_bytes(),
         cache_limit_bytes: space.limit().map_or(0, |limit| limit.high_bytes),
-        free_bytes: space.free_bytes()?,
+        free_bytes,
         reserve_bytes: space.reserve_bytes(),
-        disk_full: parts.engine.disk_is_full(),
+        // The engine hears of new room with its next fill only.
+        disk_full: parts.engine.disk_is_full()
+            && free_bytes <= space.reserve_bytes() + LARGEST_CHUNK,
         full_disk_deadline_ms: parts.engine.full_disk_deadline().as_millis() as u64,
         denied_full: node.event_counters.full.load(Relaxed),
         uncached_bytes: fetch.uncached_bytes.load(Relaxed),

@@ -329,7 +329,8 @@ fn settle(
 /// Tries again after a pause that grows.
 fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
     let now = inner.clock.now();
-    let (outage, patience) = if error.kind() == ErrorKind::NoSpace {
+    let full = error.kind() == ErrorKind::NoSpace;
+    let (outage, patience) = if full {
         if inner.disk_full.begins() {
             inner.incidents.note(IncidentKind::DiskFull, layer.cached.id(), error.chain());
         }
@@ -337,7 +338,8 @@ fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error)
     } else {
         (&inner.store_away, inner.settings.deadline)
     };
-    if outage.failed(now, patience) && layer.flights.is_demanded(chunk) {
+    // What nobody waits for is not read from the store again and again only to find the disk full.
+    if outage.failed(now, patience) && (full || layer.flights.is_demanded(chunk)) {
         return give_up(inner, layer, chunk, error);
     }
     let history = layer.flights.history(chunk);
@@ -355,8 +357,12 @@ fn rest(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error)
 
 fn give_up(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, error: Error) {
     let error = error.context(format!("chunk {chunk} of layer {}", layer.cached.id()));
-    tracing::error!(error = %error.chain(), "a fill failed");
-    inner.incidents.note(IncidentKind::Refused, layer.cached.id(), error.chain());
+    if layer.flights.is_demanded(chunk) {
+        tracing::error!(error = %error.chain(), "a fill failed");
+        inner.incidents.note(IncidentKind::Refused, layer.cached.id(), error.chain());
+    } else {
+        tracing::warn!(error = %error.chain(), "a fill that nobody waits for failed");
+    }
     layer.flights.failed(chunk, &error.into());
 }
 
