@@ -1,6 +1,6 @@
 //! A node that becomes another program while sandboxes run and files are read.
 
-use crate::world::{World, alive, eventually, noise};
+use crate::world::{World, alive, end_of, eventually, noise};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -156,4 +156,38 @@ fn the_fsd_of_another_program_makes_way_for_that_of_the_next_node() {
     world.line("down").ok();
     assert!(node.wait().unwrap().success());
     world.nothing_is_left();
+}
+
+#[test]
+fn down_ends_a_node_whose_clients_keep_their_connections() {
+    let world = box_world();
+    world.line("create box:1").ok();
+    let run = world.data().join("run");
+    let held = ["node.sock", "fsd.sock"]
+        .map(|name| std::os::unix::net::UnixStream::connect(run.join(name)).unwrap());
+    let id = world.line("ps --json").ok().json()[0]["id"].as_str().unwrap().to_owned();
+    let command = world.spawn(&format!("exec {id} -- busybox sleep 1000"));
+    world.line("down").ok();
+    drop(held);
+    let done = end_of(command, "a client of a node that ended");
+    assert_ne!(done.code, 0, "it is told");
+    world.nothing_is_left();
+}
+
+#[test]
+fn a_down_after_a_down_that_kept_everything_leaves_no_process() {
+    let world = box_world();
+    let mount = world.mount_point();
+    for _ in 0..3 {
+        let id = world.line("create box:1").ok().out.trim().to_owned();
+        world.run(&["mount", "base/box:1", mount.to_str().unwrap()]).ok();
+        assert_eq!(fs::read(mount.join("big/0")).unwrap(), noise(FILE_BYTES, 77));
+        world.line("down --keep").ok();
+        assert!(world.node_pid().is_none());
+        assert_eq!(fs::read(mount.join("big/1")).unwrap(), noise(FILE_BYTES, 78));
+        world.line(&format!("exec {id} -- busybox true")).ok();
+        world.line("down --keep").ok();
+        world.line("down").ok();
+        world.nothing_is_left();
+    }
 }
