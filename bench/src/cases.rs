@@ -27,6 +27,29 @@ pub const TRUE: Case = Case { name: "true", argv: &["true"] };
 pub const PYTHON: Case =
     Case { name: "import numpy, pandas", argv: &["python3", "-c", "import numpy, pandas"] };
 
+/// A compiler and what it made.
+pub const GCC: Case = Case {
+    name: "gcc",
+    argv: &[
+        "sh",
+        "-c",
+        "cd /tmp && echo 'int main(void){return 0;}' > hello.c && gcc hello.c && ./a.out",
+    ],
+};
+/// Git in the workspace, whose index was made for the layer.
+pub const GIT_STATUS: Case = Case {
+    name: "git status",
+    argv: &[
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-C",
+        crate::corpus::WORKSPACE_DIR,
+        "status",
+        "--short",
+    ],
+};
+
 /// What the environment sets.
 pub fn environment() -> Vec<String> {
     vec![format!("PYTHONPATH={}", crate::corpus::PYTHON_DIR)]

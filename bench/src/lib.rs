@@ -7,20 +7,26 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod burst;
 mod cases;
 mod cold;
 mod container;
 pub mod corpus;
 mod create;
+mod daemon;
 mod demo;
 mod eager;
 mod measure;
+mod metadata;
 mod node;
 mod options;
+mod page;
+mod pages;
 mod plot;
 mod report;
 mod scratch;
 mod shell;
+mod start;
 mod touched;
 mod walk;
 mod warm;
@@ -32,6 +38,11 @@ pub const NAMES: &[(&str, &str)] = &[
     ("corpus", "build (once) the real input that the others read"),
     ("demo", "from a Debian root file system to a lazily loaded container and back"),
     ("cold", "first command on an empty node: on-demand against fetch-and-unpack"),
+    ("start", "commands on an empty node against the same over the unpacked trees"),
+    ("burst", "64 sandboxes of 16 environments at once on an empty node against eager"),
+    ("page", "cold random and sequential reads with the store in memory"),
+    ("daemon", "memory of the file-system daemon, time of an attach and of a stack"),
+    ("metadata", "size of the metadata images against mkfs.erofs's"),
     ("warm", "reads of a complete layer against mkfs.erofs's image of the same tree"),
     ("create", "containers per second against crun and runc"),
     ("build", "base image build against `zstd -3` on its tar"),
@@ -47,6 +58,11 @@ pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
         "corpus" => corpus::command(&options),
         "demo" => demo::command(&options),
         "cold" => cold::command(&options),
+        "start" => start::command(&options),
+        "burst" => burst::command(&options),
+        "page" => page::command(&options),
+        "daemon" => daemon::command(&options),
+        "metadata" => metadata::command(&options),
         "warm" => warm::command(&options),
         "create" => create::command(&options),
         "build" => build::command(&options),

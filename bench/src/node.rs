@@ -99,6 +99,15 @@ pub struct Node {
     log: PathBuf,
 }
 
+/// Layers that were attached.
+#[derive(Debug)]
+pub struct Attached {
+    /// Of the calls.
+    pub time: Duration,
+    /// Mount points, in the order asked for.
+    pub places: Vec<PathBuf>,
+}
+
 /// Counters of a node's file-system daemon.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Loaded {
@@ -210,6 +219,49 @@ impl Node {
             let request = v1::ResolveRequest { name: reference.to_owned() };
             Ok(client.resolve(request).await?.into_inner())
         })
+    }
+
+    /// Attaches layers one after another, through a connection that is open already.
+    pub fn attach(&self, references: &[String], holder: &str) -> anyhow::Result<Attached> {
+        let layers = self.layer_ids(references)?;
+        self.call("fsd.sock", async |channel| {
+            let mut client = v1::layer_fs_client::LayerFsClient::new(channel);
+            let (start, mut places) = (Instant::now(), Vec::new());
+            for layer_id in layers {
+                let holder = holder.to_owned();
+                let request = v1::AttachRequest { layer_id, holder, ..Default::default() };
+                places.push(client.attach(request).await?.into_inner().mount_path.into());
+            }
+            Ok(Attached { time: start.elapsed(), places })
+        })
+    }
+
+    /// Takes back [`Node::attach`].
+    pub fn detach(&self, references: &[String], holder: &str) -> anyhow::Result<()> {
+        let layers = self.layer_ids(references)?;
+        self.call("fsd.sock", async |channel| {
+            let mut client = v1::layer_fs_client::LayerFsClient::new(channel);
+            for layer_id in layers {
+                let holder = holder.to_owned();
+                client.detach(v1::DetachRequest { layer_id, holder }).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn layer_ids(&self, references: &[String]) -> anyhow::Result<Vec<Vec<u8>>> {
+        let mut ids = Vec::new();
+        for reference in references {
+            ids.extend(self.resolve(reference)?.layers.into_iter().map(|layer| layer.layer_id));
+        }
+        Ok(ids)
+    }
+
+    /// The process of the file-system daemon.
+    pub fn daemon_pid(&self) -> anyhow::Result<i32> {
+        let stream = std::os::unix::net::UnixStream::connect(self.socket("fsd.sock"))?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        Ok(peer.pid.as_raw_nonzero().get())
     }
 
     /// How large what a reference names is.

@@ -7,6 +7,7 @@ use crate::eager;
 use crate::measure::{self, Spread};
 use crate::node::Lamella;
 use crate::options::Options;
+use crate::pages::{PAGE_BYTES, Pages};
 use crate::report::{Report, Unit};
 use crate::scratch::Scratch;
 use crate::shell::{self, say};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use sys::mount::{Attributes, Erofs, Unmount};
 
-const RANDOM_READS: u64 = 4_000;
+const RANDOM_READS: usize = 4_000;
 const SMALL_BYTES: u64 = 64 << 10;
 /// The least share of the peer's rate.
 const BAR: f64 = 0.9;
@@ -162,13 +163,9 @@ fn sequential(root: &Path) -> anyhow::Result<f64> {
 /// Single pages of the large file, everywhere, the same ones each time; answers reads.
 fn random(root: &Path) -> anyhow::Result<f64> {
     let file = File::open(large(root))?;
-    let pages = file.metadata()?.len() / 4096;
-    let mut buffer = [0_u8; 4096];
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for _ in 0..RANDOM_READS {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        file.read_exact_at(&mut buffer, (state >> 33) % pages * 4096)?;
+    let mut buffer = [0_u8; PAGE_BYTES];
+    for offset in Pages::of(&file)?.take(RANDOM_READS) {
+        file.read_exact_at(&mut buffer, offset)?;
     }
     Ok(RANDOM_READS as f64)
 }

@@ -1,0 +1,52 @@
+//! Commands on a node that has nothing but warm daemons, the store on the local disk, against the same
+//! commands over the unpacked trees with their page cache dropped.
+//!
+//! Both sides pay for a container: ours through the node, the peer's by crun.
+
+use crate::cases::{self, Case, GCC, GIT_STATUS, PYTHON, TRUE};
+use crate::corpus::{self, Kind};
+use crate::eager;
+use crate::measure::{self, Spread};
+use crate::node::Lamella;
+use crate::options::Options;
+use crate::report::{Report, Unit};
+use crate::scratch::Scratch;
+use crate::shell::say;
+
+/// A command and the most that it may take, of the time over the unpacked trees.
+const CASES: [(Case, f64); 4] = [(TRUE, 1.5), (PYTHON, 1.10), (GCC, 1.4), (GIT_STATUS, 0.3)];
+
+/// `bench start`.
+pub fn command(options: &Options) -> anyhow::Result<()> {
+    let pieces = corpus::ready(options, &[Kind::Base, Kind::Toolkit, Kind::Workspace])?;
+    let scratch = Scratch::create(&options.scratch)?;
+    let lamella = Lamella::at(&scratch.data())?;
+    say("building the layers and unpacking the trees");
+    cases::publish(&lamella, &pieces, |_, _| {})?;
+    let trees = eager::pull(&pieces, "", &scratch.path().join("trees"))?.trees;
+    let mut report = Report::new("start", options, &pieces)?;
+    for (case, limit) in CASES {
+        if !options.wants(case.name) {
+            continue;
+        }
+        let mut ours = Spread::default();
+        let mut theirs = Spread::default();
+        let mut fetched = Spread::default();
+        for round in 1..=options.rounds {
+            say(format!("{}, round {round} of {}", case.name, options.rounds));
+            let cold = cases::run_cold(&lamella, case)?;
+            ours.push(cold.time.as_secs_f64());
+            fetched.push(cold.loaded.plain_bytes as f64);
+            measure::drop_caches()?;
+            let (time, _) = eager::run(&trees, scratch.path(), &cases::environment(), case.argv)?;
+            theirs.push(time.as_secs_f64());
+        }
+        report.figure(case.name, "on demand", "time", Unit::Seconds, &ours);
+        report.figure(case.name, "unpacked", "time", Unit::Seconds, &theirs);
+        report.figure(case.name, "on demand", "plain bytes", Unit::Bytes, &fetched);
+        let promise = format!("`{}` on an empty node, of the time over unpacked trees,", case.name);
+        report.at_most(&promise, ours.median() / theirs.median(), limit, Unit::Times);
+    }
+    report.note("store on the local disk, node cache empty, page cache dropped on both sides");
+    report.finish(options)
+}
