@@ -158,7 +158,9 @@ mod tests {
         };
         assert_eq!(facts(&written, &origins), facts(&sparse, &origins));
         let Facts::Digested(identity) = facts(&sparse, &origins) else { panic!() };
-        assert_eq!(identity.zeros, [(0, 262_144), (327_680, (1 << 20) - 327_680)]);
+        let chunk = u64::from(ChunkingOptions::default().chunk_bytes);
+        let (start, end) = (300_000 / chunk * chunk, 300_010_u64.next_multiple_of(chunk));
+        assert_eq!(identity.zeros, [(0, start), (end, (1 << 20) - end)]);
         bytes[0] = 1;
         assert_ne!(facts(&Content::bytes(bytes), &[]), facts(&written, &[]));
     }

@@ -14,7 +14,7 @@ use layer::layer_file::LayerFile;
 use layer::profile::Profile;
 use layer::tree::{Body, Kind};
 use layer::{Digest, LayerId, Result};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 /// The annotation of a layer that was laid out by a profile: the profile's digest.
@@ -167,7 +167,8 @@ pub(crate) fn file_order(places: &[Place], files: usize) -> Vec<usize> {
     first_then_rest(touched, files)
 }
 
-/// The order in which chunks are uploaded, and so lie in packs: touched ones first.
+/// The order in which chunks are uploaded, and so lie in packs: touched ones first, among themselves as
+/// in the data space, so that neighbours there are neighbours in the pack.
 pub(crate) fn chunk_order(places: &[Place], plan: &Plan) -> Vec<usize> {
     let touched = places.iter().flat_map(|place| {
         let extents = match &plan.bodies[place.file] {
@@ -181,7 +182,8 @@ pub(crate) fn chunk_order(places: &[Place], plan: &Plan) -> Vec<usize> {
             if from < to { plan.chunks_of(at(from)..at(to)) } else { 0..0 }
         })
     });
-    first_then_rest(touched, plan.chunks.len())
+    let touched: BTreeSet<usize> = touched.collect();
+    first_then_rest(touched.into_iter(), plan.chunks.len())
 }
 
 fn first_then_rest(first: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
