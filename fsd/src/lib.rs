@@ -55,7 +55,7 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
         Error::new(ErrorKind::Internal, "the start of fsd died").with_source(error)
     })??;
     if let Some(address) = metrics {
-        metrics::serve(address, Arc::clone(&node)).await?;
+        metrics::serve(address, Arc::clone(&node));
     }
     let drained = Arc::new(Notify::new());
     let service = service::Service::new(Arc::clone(&node), Arc::clone(&drained));

@@ -6,7 +6,6 @@
 
 use crate::node::Node;
 use crate::stats;
-use layer::{Context, Result};
 use proto::v1::{LayerStats, StatsResponse};
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -24,35 +23,44 @@ const REQUEST_BYTES: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause after a connection could not be taken.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after the address could not be bound.
+const BIND_PAUSE: Duration = Duration::from_secs(5);
 
-/// Binds the address and answers on it until the runtime ends.
-pub async fn serve(address: SocketAddr, node: Arc<Node>) -> Result<()> {
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.context(|| format!("serve metrics on {address}"))?;
-    tracing::info!(%address, "metrics are served");
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+/// Answers on an address until the runtime ends. One that cannot be bound is tried again: no reader of a
+/// layer may suffer from it.
+pub fn serve(address: SocketAddr, node: Arc<Node>) {
     tokio::spawn(async move {
-        // The semaphore is never closed.
-        while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let node = Arc::clone(&node);
-                    tokio::spawn(async move {
-                        let answered = tokio::time::timeout(PATIENCE, answer(stream, node)).await;
-                        if let Ok(Err(error)) = answered {
-                            tracing::debug!(%error, "a client of the metrics went away");
-                        }
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "take a connection for metrics");
-                    tokio::time::sleep(ERROR_PAUSE).await;
-                }
+        loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => return accept(listener, node).await,
+                Err(error) => tracing::error!(%error, %address, "metrics are not served"),
             }
+            tokio::time::sleep(BIND_PAUSE).await;
         }
     });
-    Ok(())
+}
+
+async fn accept(listener: TcpListener, node: Arc<Node>) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    // The semaphore is never closed.
+    while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let node = Arc::clone(&node);
+                tokio::spawn(async move {
+                    let answered = tokio::time::timeout(PATIENCE, answer(stream, node)).await;
+                    if let Ok(Err(error)) = answered {
+                        tracing::debug!(%error, "a client of the metrics went away");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "take a connection for metrics");
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
 }
 
 async fn answer(mut stream: TcpStream, node: Arc<Node>) -> std::io::Result<()> {

@@ -235,6 +235,7 @@ fn a_check_finds_a_flipped_bit_in_the_cache_and_repairs_it_in_use_or_not() {
     let mut checked = Vec::new();
     fsd::check_cache(&world.data, true, |layer| checked.push(layer)).unwrap();
     assert!(checked.len() == 1 && checked[0].damages == 0 && checked[0].served);
+    assert_eq!(checked[0].chunks, 0, "the next fsd answers for its file");
 }
 
 #[test]
@@ -247,7 +248,15 @@ fn metrics_are_served_where_they_were_asked_for() {
     let at = world.attach("test").unwrap();
     world.compare(&at).unwrap();
     let ask = |path: &str| {
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let connect = || std::net::TcpStream::connect(address);
+        let mut stream = (0..600)
+            .find_map(|_| {
+                connect().ok().or_else(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    None
+                })
+            })
+            .expect("metrics are not served");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
