@@ -159,12 +159,13 @@ impl Flights {
                 takes.then_some(more)
             };
             for index in (chunk + 1..locations.placements.len()).take(MAX_LOOK) {
+                // What is not wanted may lie anywhere, and bytes between two that are may be skipped.
+                let Some(longest) = wanted(index) else { continue };
                 let Some(next) = locations.placements[index] else { continue };
                 if next.pack != own.pack || next.offset < end || next.offset - end > reach.gap_bytes
                 {
                     break;
                 }
-                let Some(longest) = wanted(index) else { continue };
                 if end_of(&next) - start > longest {
                     break;
                 }
@@ -172,12 +173,12 @@ impl Flights {
                 chunks.push_back(index);
             }
             for index in (0..chunk).rev().take(MAX_LOOK) {
+                let Some(longest) = wanted(index) else { continue };
                 let Some(before) = locations.placements[index] else { continue };
                 let stop = end_of(&before);
                 if before.pack != own.pack || stop > start || start - stop > reach.gap_bytes {
                     break;
                 }
-                let Some(longest) = wanted(index) else { continue };
                 if end - before.offset > longest {
                     break;
                 }

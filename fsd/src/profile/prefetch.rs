@@ -198,6 +198,10 @@ impl Known {
                 Arc::default()
             }
         };
+        // What is absent may be recorded the next moment.
+        if steps.is_empty() {
+            return steps;
+        }
         if self.profiles.len() == REMEMBERED {
             self.profiles.remove(0);
         }
