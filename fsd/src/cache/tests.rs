@@ -230,3 +230,18 @@ fn a_layer_out_of_use_gives_its_chunks_until_it_goes() {
     assert!(cache.shelf().find(&digest).is_empty());
     assert!(cache.open_dormant(&shop.id).is_err());
 }
+
+#[test]
+fn metadata_is_verified_at_every_open_where_that_is_asked_for() {
+    for always_verify in [false, true] {
+        let shop = Shop::new();
+        let settings = CacheSettings { always_verify, ..CacheSettings::default() };
+        let cache = NodeCache::open(shop.folder.path(), settings).unwrap();
+        drop(shop.open(&cache));
+        let path = cache.folder_of(&shop.id).join(METADATA);
+        std::fs::write(&path, vec![8; 4096]).unwrap();
+        drop(shop.open(&cache));
+        // What is found wrong is fetched anew.
+        assert_eq!(std::fs::read(&path).unwrap()[0] == 7, always_verify);
+    }
+}
