@@ -310,7 +310,7 @@ struct Summary {
 impl Summary {
     fn new(stopped: &StopRecordResponse) -> Result<Self> {
         let profile = Profile::decode(&stopped.profile)?;
-        let touches = || profile.runs().iter().flat_map(|run| run.touches());
+        let touches = || profile.runs().iter().flat_map(layer::profile::Run::touches);
         Ok(Self {
             reads: touches().count(),
             bytes: touches().map(|touch| bytes_of(touch.blocks)).sum(),
