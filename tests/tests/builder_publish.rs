@@ -12,6 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use store::Store;
 
+/// While a file of this name is in a world's directory, its store is away.
+const AWAY: &str = "away";
+
 /// An image daemon over a store in a directory.
 struct World {
     runtime: tokio::runtime::Runtime,
@@ -22,13 +25,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::with_store_parameters("")
-    }
-
-    fn with_store_parameters(parameters: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("file://{}{parameters}", dir.path().join("store").display());
-        fs::create_dir(dir.path().join("store")).unwrap();
+        let (store, away) = (dir.path().join("store"), dir.path().join(AWAY));
+        let url = format!("file://{}?fault_away_while_exists={}", store.display(), away.display());
+        fs::create_dir(&store).unwrap();
         let store = Arc::new(Store::open(store::open(&url).unwrap()).unwrap());
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let service = imaged::Service::open(imaged::ImagedConfig {
@@ -135,8 +135,9 @@ fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
 /// Every thread that uploads learns why the daemon refused, whoever asked first, and later calls too.
 #[test]
 fn all_threads_learn_the_daemon_s_reason() {
-    let world = World::with_store_parameters("?fault_class=packs&fault_error=1000");
+    let world = World::new();
     let publisher = world.publisher();
+    fs::write(world.dir.path().join(AWAY), "").unwrap();
     let chunk = |number: u32| {
         let plain = number.to_le_bytes().repeat(1024);
         builder::EncodedChunk {
@@ -157,6 +158,6 @@ fn all_threads_learn_the_daemon_s_reason() {
     });
     let later = publisher.flush().unwrap_err();
     for error in errors.iter().chain([&later]) {
-        assert!(error.chain().contains("injected fault"), "{}", error.chain());
+        assert!(error.chain().contains("the store is away"), "{}", error.chain());
     }
 }
