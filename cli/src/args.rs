@@ -115,6 +115,9 @@ pub enum Action {
     /// A keeper of the on-demand file-system daemon.
     #[command(hide = true)]
     Keeper(Keeper),
+    /// The server of one guest's virtiofs device.
+    #[command(hide = true)]
+    Virtiofs(Virtiofs),
 }
 
 /// `up`
@@ -550,6 +553,20 @@ pub struct Keeper {
     /// Which of the keepers this is.
     #[arg(long)]
     pub index: usize,
+}
+
+/// `virtiofs`
+#[derive(Debug, Args)]
+pub struct Virtiofs {
+    /// The vhost-user socket to make.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// The metadata image of the layer.
+    #[arg(long)]
+    pub metadata: PathBuf,
+    /// The exported data of the layer.
+    #[arg(long)]
+    pub layer_data: PathBuf,
 }
 
 fn variable(text: &str) -> Result<String, String> {

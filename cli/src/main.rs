@@ -57,6 +57,7 @@ fn carry_out(cli: Cli) -> Outcome {
         Action::Bench(args) => commands::bench(&scene, &args),
         Action::Doctor => commands::doctor(&scene),
         Action::Keeper(args) => commands::keeper(&scene, &args),
+        Action::Virtiofs(args) => commands::virtiofs(args),
         action => {
             // A daemon has brought its own work to its end when it returns.
             let is_daemon = matches!(action, Action::Up(_) | Action::Fsd(_));

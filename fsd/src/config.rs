@@ -22,6 +22,9 @@ pub struct FsdConfig {
     pub store_url: String,
     /// Program and arguments that start a keeper; `--data DIR --index N` is appended.
     pub keeper_command: Vec<OsString>,
+    /// Program and arguments that start a virtiofs server; `--socket S --metadata M --layer-data D` is
+    /// appended.
+    pub virtiofs_command: Vec<OsString>,
     /// The plane of an attach that names none; the best that this host can do when absent.
     pub plane: Option<PlaneKind>,
     /// How long a reader waits for its bytes before it gets an error.
@@ -51,6 +54,7 @@ impl FsdConfig {
             data_dir: data_dir.into(),
             store_url: store_url.into(),
             keeper_command: vec!["/proc/self/exe".into(), "keeper".into()],
+            virtiofs_command: vec!["/proc/self/exe".into(), "virtiofs".into()],
             plane: None,
             deadline: Duration::from_secs(30),
             fill_threads: 8,
@@ -126,6 +130,11 @@ impl Paths {
     /// Who holds which layer: one folder a layer, one empty file a holder.
     pub fn holders(&self) -> PathBuf {
         self.run.join("holders")
+    }
+
+    /// Sockets of virtiofs servers.
+    pub fn virtiofs(&self) -> PathBuf {
+        self.run.join("virtiofs")
     }
 
     /// Mount point of the FUSE file system of exported layers.

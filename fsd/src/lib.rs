@@ -36,6 +36,7 @@ pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths};
 pub use journal::count_unanswered;
 pub(crate) use node::raise_descriptor_limit;
 pub use planes::PlaneKind;
+pub use planes::virtiofs::server as virtiofs;
 
 use layer::{Error, ErrorKind, Result};
 use std::future::Future;

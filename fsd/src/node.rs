@@ -19,6 +19,7 @@ use crate::planes::erofs_fanotify::events::{EventCounters, Events};
 use crate::planes::erofs_fscache::ErofsFscache;
 use crate::planes::erofs_fuse::ErofsFuse;
 use crate::planes::fuse::Fuse;
+use crate::planes::virtiofs::Servers;
 use crate::planes::{Plane, PlaneKind, offers};
 use crate::profile::Prefetcher;
 use crate::served::Registry;
@@ -45,6 +46,8 @@ pub struct Node {
     pub attachments: Arc<Attachments>,
     /// What is exported to whom.
     pub exports: Arc<Exports>,
+    /// Which layers are served to virtual machines.
+    pub servers: Servers,
     /// The keepers; absent without fanotify.
     pub keepers: Option<Arc<Keepers>>,
     /// What the event threads did.
@@ -148,11 +151,15 @@ impl Node {
             recorder: Arc::default(),
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
-        let exports = Exports::new(&config.paths()?.exports(), Arc::clone(&attachments))?;
+        let paths = config.paths()?;
+        let exports = Arc::new(Exports::new(&paths.exports(), Arc::clone(&attachments))?);
+        let servers =
+            Servers::new(&paths.virtiofs(), config.virtiofs_command.clone(), Arc::clone(&exports))?;
         let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
         let node = Arc::new(Self {
             attachments,
-            exports: Arc::new(exports),
+            exports,
+            servers,
             keepers: keepers_in_use,
             event_counters,
             _lock: lock,
@@ -246,6 +253,7 @@ impl Node {
 impl Node {
     /// Unmounts everything and lets the keepers go.
     pub fn drain(&self, force: bool) -> Result<()> {
+        self.servers.close(force)?;
         self.exports.close(force)?;
         self.attachments.drain(force)?;
         for plane in &self.attachments.parts().planes {

@@ -1,12 +1,13 @@
 //! The `LayerFs` service: requests become calls of the attachments, on threads that may block.
 
 use crate::node::Node;
-use crate::planes::PlaneKind;
+use crate::planes::{PlaneKind, virtiofs};
 use crate::profile;
 use crate::stats;
 use layer::profile::Profile;
 use layer::{Error, ErrorKind, LayerId, Result};
 use proto::status::to_status;
+use proto::v1;
 use proto::v1::layer_fs_server::{LayerFs, LayerFsServer};
 use proto::v1::{
     AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, CompleteResponse,
@@ -116,6 +117,35 @@ impl LayerFs for Service {
                 metadata_bytes: exported.metadata_bytes,
                 data_bytes: exported.data_bytes,
             })
+        })
+        .await
+    }
+
+    async fn serve(
+        &self,
+        request: Request<v1::ServeRequest>,
+    ) -> Result<Response<v1::ServeResponse>, Status> {
+        let v1::ServeRequest { layer_id, holder } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            let socket = node.servers.serve(&layer, &holder)?;
+            Ok(v1::ServeResponse {
+                socket_path: socket.to_string_lossy().into_owned(),
+                tag: virtiofs::TAG.to_owned(),
+            })
+        })
+        .await
+    }
+
+    async fn end_serve(
+        &self,
+        request: Request<v1::EndServeRequest>,
+    ) -> Result<Response<v1::EndServeResponse>, Status> {
+        let v1::EndServeRequest { layer_id, holder } = request.into_inner();
+        let layer = layer_of(&layer_id)?;
+        self.blocking(move |node| {
+            node.servers.end(&layer, &holder)?;
+            Ok(v1::EndServeResponse {})
         })
         .await
     }

@@ -2,15 +2,18 @@
 //! all of them are there.
 
 use crate::Outcome;
+use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 11] = [
+const PACKAGES: [(&str, &str); 13] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
+    ("libcap-ng-dev", "the virtiofs library"),
     ("erofs-utils", "judge of our EROFS images"),
     ("busybox-static", "root file system of runtime tests"),
+    ("qemu-system-x86", "guests of VM tests"),
     ("crun", "judge of containers"),
     ("runc", "judge of containers"),
     ("xfsprogs", "node cache on XFS"),
@@ -19,8 +22,44 @@ const PACKAGES: [(&str, &str); 11] = [
     ("zstd", "archives in tests"),
 ];
 
+/// The package that depends on the newest kernel for guests.
+const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+/// Where the guests' kernel is unpacked: tests look for it there.
+const KERNEL_FOLDER: &str = "/var/cache/lamella/guest/linux";
+
 /// Installs what is missing.
 pub fn run() -> Outcome {
+    packages()?;
+    guest_kernel()
+}
+
+/// Unpacks a kernel for the guests of tests; this machine does not get it.
+fn guest_kernel() -> Outcome {
+    if Path::new(KERNEL_FOLDER).join("boot").exists() {
+        return Ok(());
+    }
+    println!("setup: unpacking {KERNEL_PACKAGE} to {KERNEL_FOLDER} (kernel of VM tests)");
+    let folder = Path::new(KERNEL_FOLDER).with_extension("new");
+    // What an interrupted run left.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let script = format!(
+        "set -e; package=$(apt-cache depends {KERNEL_PACKAGE} | awk '/Depends:/ {{ print $2; exit }}')
+         apt-get download -qq -o APT::Sandbox::User=root \"$package\"
+         dpkg-deb -x \"$package\"_*.deb . && rm \"$package\"_*.deb"
+    );
+    let status = Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(&folder)
+        .status()
+        .map_err(|error| format!("sh: {error}"))?;
+    if !status.success() {
+        return Err(format!("{KERNEL_PACKAGE} could not be unpacked ({status})"));
+    }
+    std::fs::rename(&folder, KERNEL_FOLDER).map_err(|error| format!("{KERNEL_FOLDER}: {error}"))
+}
+
+fn packages() -> Outcome {
     let missing: Vec<&str> = PACKAGES
         .iter()
         .map(|(package, _)| *package)

@@ -23,7 +23,7 @@ mod tree;
 pub use bench::bench;
 pub use doctor::doctor;
 pub use mount::any as any_mount;
-pub use node::keeper;
+pub use node::{keeper, virtiofs};
 
 use crate::args::{Action, Env};
 use crate::errors::{Failure, Outcome};
@@ -85,7 +85,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Materialise(args) => materialise::materialise(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
         Action::Fsd(options) => node::fsd(&scene, &options).await,
-        Action::Doctor | Action::Bench(_) | Action::Keeper(_) => {
+        Action::Doctor | Action::Bench(_) | Action::Keeper(_) | Action::Virtiofs(_) => {
             Err(Error::new(ErrorKind::Internal, "a command without a runtime was given one").into())
         }
     }

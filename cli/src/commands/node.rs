@@ -1,7 +1,7 @@
 //! `up`, `down`, and the hidden commands that run the daemons of a node.
 
 use super::{Scene, mount};
-use crate::args::{Down, Keeper, Up};
+use crate::args::{Down, Keeper, Up, Virtiofs};
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::daemon::end_of;
 use crate::node::lock::{self, Owner};
@@ -198,6 +198,13 @@ pub async fn fsd(scene: &Scene, options: &FsdOptions) -> Outcome {
         tracing::error!(error = error.chain(), "fsd ends");
     }
     ended.map_err(Failure::from)
+}
+
+/// `virtiofs`. Blocks; needs no runtime.
+pub fn virtiofs(args: Virtiofs) -> Outcome {
+    let Virtiofs { socket, metadata, layer_data } = args;
+    let config = fsd::virtiofs::ServerConfig { socket, metadata, data: layer_data };
+    fsd::virtiofs::run(&config).map_err(Failure::from)
 }
 
 /// `keeper`. Blocks; needs no runtime.

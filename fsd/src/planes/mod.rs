@@ -11,6 +11,7 @@ pub mod fuse;
 pub mod gather;
 pub mod mounting;
 pub mod tree;
+pub mod virtiofs;
 
 mod kind;
 pub mod offers;

@@ -23,6 +23,15 @@ fn main() -> Result<()> {
     while let Some(name) = arguments.next() {
         options.insert(name, arguments.next().context("value")?);
     }
+    if role == "virtiofs" {
+        let path = |name: &str| options.get(name).context("a path").map(Into::into);
+        let config = fsd::virtiofs::ServerConfig {
+            socket: path("--socket")?,
+            metadata: path("--metadata")?,
+            data: path("--layer-data")?,
+        };
+        return Ok(fsd::virtiofs::run(&config)?);
+    }
     let data = options.get("--data").context("--data")?;
     match role.as_str() {
         "keeper" => {

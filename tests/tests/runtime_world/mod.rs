@@ -215,6 +215,15 @@ impl LayerFs for FolderLayers {
     async fn export(&self, _: Request<ExportRequest>) -> Result<Response<ExportResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
+    async fn serve(&self, _: Request<ServeRequest>) -> Result<Response<ServeResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+    async fn end_serve(
+        &self,
+        _: Request<EndServeRequest>,
+    ) -> Result<Response<EndServeResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
     async fn withdraw(
         &self,
         _: Request<WithdrawRequest>,

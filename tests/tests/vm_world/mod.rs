@@ -9,7 +9,9 @@ use crate::fsd_world::World;
 use anyhow::{Context, Result};
 use layer::chunk::BLOCK_BYTES;
 use proto::v1::layer_fs_client::LayerFsClient;
-use proto::v1::{ExportRequest, ExportResponse, WithdrawRequest};
+use proto::v1::{
+    EndServeRequest, ExportRequest, ExportResponse, ServeRequest, ServeResponse, WithdrawRequest,
+};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
@@ -42,6 +44,20 @@ impl Exporter {
         let layer_id = world.layer.id.as_bytes().to_vec();
         let request = WithdrawRequest { layer_id, holder: holder.into() };
         Ok(self.runtime.block_on(self.client(world)?.withdraw(request))?.into_inner().gone)
+    }
+
+    pub fn serve(&self, world: &World, holder: &str) -> Result<ServeResponse> {
+        let layer_id = world.layer.id.as_bytes().to_vec();
+        let request = ServeRequest { layer_id, holder: holder.into() };
+        let answer = self.runtime.block_on(self.client(world)?.serve(request));
+        Ok(answer.with_context(|| world.log())?.into_inner())
+    }
+
+    pub fn end_serve(&self, world: &World, holder: &str) -> Result<()> {
+        let layer_id = world.layer.id.as_bytes().to_vec();
+        let request = EndServeRequest { layer_id, holder: holder.into() };
+        self.runtime.block_on(self.client(world)?.end_serve(request))?;
+        Ok(())
     }
 }
 

@@ -81,7 +81,7 @@ pub fn listed_kind(file_type: u8) -> Option<FileType> {
 }
 
 /// A device number as FUSE carries it: the kernel's 12 bits of major and 20 of minor.
-fn device_number(rdev: Rdev) -> u32 {
+pub fn device_number(rdev: Rdev) -> u32 {
     rdev.minor & 0xff | rdev.major << 8 | (rdev.minor & !0xff) << 12
 }
 

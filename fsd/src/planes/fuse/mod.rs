@@ -11,7 +11,7 @@
 //! What survives a crash: nothing; reads fail with ENOTCONN (closed, never zeros), and the next start
 //! unmounts what is left.
 
-mod attributes;
+pub mod attributes;
 mod events;
 
 use super::tree::LayerTree;
