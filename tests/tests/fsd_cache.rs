@@ -120,7 +120,7 @@ fn a_chunk_of_another_layer_is_taken_from_it_and_never_fetched_again() {
 fn copies_between_layers(kind: DiskKind, living: bool) {
     let mut world = World::new(&LayerShape { files: 20, ..LayerShape::default() }).unwrap();
     let image = world.folder.path().join("disk");
-    let disk = Disk::mount(kind, &world.data, &image, 400);
+    world.disk = Some(Box::new(Disk::mount(kind, &world.data, &image, 400)));
     let shape = LayerShape { files: 14, ..LayerShape::default() };
     let mut other = publish_more(&world, &shape);
     world.options = vec!["--sync-ms".into(), "50".into()];
@@ -154,8 +154,6 @@ fn copies_between_layers(kind: DiskKind, living: bool) {
     // Read-ahead reaches into what only this layer has, and little else comes from the store.
     assert!(fetched < own.copied_bytes / 2, "{kind:?}: {fetched} bytes were fetched again");
     world.compare(&at).unwrap();
-    world.end();
-    drop(disk);
 }
 
 #[test]

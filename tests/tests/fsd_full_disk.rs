@@ -11,19 +11,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A world whose data directory lies on a disk with less room than the layer needs.
-fn cramped() -> (World, Disk) {
+fn cramped() -> World {
     let shape = LayerShape { files: 60, max_file_bytes: 900 << 10, ..LayerShape::default() };
     let mut world = World::new(&shape).unwrap();
     assert!(world.layer.data_bytes > 16 << 20);
     let image = world.folder.path().join("disk");
-    let disk = Disk::mount(DiskKind::Ext4, &world.data, &image, 16);
+    world.disk = Some(Box::new(Disk::mount(DiskKind::Ext4, &world.data, &image, 16)));
     world.options = ["--full-ms", "300", "--reserve", "2097152"].map(str::to_owned).to_vec();
-    (world, disk)
+    world
 }
 
 #[test]
 fn a_full_cache_disk_denies_with_enospc_and_recovers() {
-    let (mut world, disk) = cramped();
+    let mut world = cramped();
     let ballast = world.data.join("ballast");
     std::fs::write(&ballast, vec![1; 6 << 20]).unwrap();
     world.start().unwrap();
@@ -69,19 +69,17 @@ fn a_full_cache_disk_denies_with_enospc_and_recovers() {
     assert!(!stats.disk_full);
     assert!(stats.incidents.iter().any(|incident| incident.kind == "room"));
     world.end();
-    drop(disk);
 }
 
 #[test]
 fn a_full_cache_disk_does_not_stop_planes_that_answer_themselves() {
     for plane in [Plane::ErofsFuse, Plane::Fuse] {
-        let (mut world, disk) = cramped();
+        let mut world = cramped();
         world.start().unwrap();
         let at = world.attach_as("test", plane).unwrap().mount_path;
         world.compare(Path::new(&at)).unwrap();
         let stats = world.stats().unwrap();
         assert!(stats.layers[0].present_bytes < stats.layers[0].data_bytes, "{plane:?}");
         world.end();
-        drop(disk);
     }
 }

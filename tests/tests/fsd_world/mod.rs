@@ -157,6 +157,8 @@ pub struct World {
     pub layer: Published,
     pub options: Vec<String>,
     pub store_query: String,
+    /// What the data directory lies on, if that is its own: it goes last.
+    pub disk: Option<Box<dyn std::any::Any>>,
     runtime: tokio::runtime::Runtime,
     fsd: Option<Child>,
 }
@@ -177,6 +179,7 @@ impl World {
             layer,
             options: Vec::new(),
             store_query: String::new(),
+            disk: None,
             runtime,
             fsd: None,
         })
@@ -411,6 +414,7 @@ impl World {
             }
         }
         self.remove_keeper_groups();
+        self.disk = None;
     }
 
     /// A group cannot be removed before its last process is reaped, which init does in its own time.
