@@ -49,9 +49,12 @@ fn pack_path(world: &World) -> PathBuf {
     world.store_folder.join("packs").join(&pack[..2]).join(&pack)
 }
 
+/// What becomes of a pack; nothing when it goes.
+type Damage = fn(&[u8]) -> Option<Vec<u8>>;
+
 #[test]
 fn a_pack_that_is_cut_missing_or_foreign_is_an_error_and_never_other_bytes() {
-    let damages: [(&str, fn(&[u8]) -> Option<Vec<u8>>); 4] = [
+    let damages: [(&str, Damage); 4] = [
         ("cut", |bytes| Some(bytes[..bytes.len() / 2].to_vec())),
         ("empty", |_| Some(Vec::new())),
         ("missing", |_| None),

@@ -65,12 +65,16 @@ impl CachedLayer {
         }
         step(Evicting::Begun)?;
         self.durably_complete.store(false, Ordering::Release);
-        let mut cleared = false;
-        for chunk in &held {
-            cleared |= durable.presence.clear(*chunk as u32);
-        }
-        if cleared && let Err(error) = self.write_presence(&mut durable) {
-            // The disk may say more than memory does: true as long as nothing is punched.
+        let mut cleared = held.clone();
+        cleared.retain(|chunk| durable.presence.clear(*chunk as u32));
+        if !cleared.is_empty()
+            && let Err(error) = self.write_presence(&mut durable)
+        {
+            // INVARIANT: what the disk may still say is not forgotten, or the next eviction would punch
+            // without saying so first.
+            for chunk in cleared {
+                durable.presence.set(chunk as u32);
+            }
             self.dirty.store(true, Ordering::Release);
             return Err(error).context(name);
         }

@@ -199,7 +199,8 @@ impl History {
     fn live(&self) {
         for _ in 0..20 + self.fate.below(180) {
             self.one_action();
-            if self.fate.is_dead() {
+            // The successor may die as well, in the middle of its takeover.
+            while self.fate.is_dead() {
                 self.restart();
             }
             if self.fate.violation().is_some() {

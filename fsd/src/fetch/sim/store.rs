@@ -44,8 +44,9 @@ pub struct Truth {
 fn content(number: u64, blocks: u32) -> Vec<u8> {
     let words = u64::from(blocks * BLOCK_BYTES) / 8;
     let key = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let word =
-        |at: u64| if number % 3 == 0 { key ^ (at / 64) } else { (key ^ at).wrapping_mul(key) };
+    let word = |at: u64| {
+        if number.is_multiple_of(3) { key ^ (at / 64) } else { (key ^ at).wrapping_mul(key) }
+    };
     (0..words).flat_map(|at| (word(at) | 1).to_le_bytes()).collect()
 }
 
