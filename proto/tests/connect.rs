@@ -50,6 +50,8 @@ double! {
     stop_record: StopRecordRequest => StopRecordResponse,
     prefetch: PrefetchRequest => PrefetchResponse,
     evict: EvictRequest => EvictResponse,
+    serve: ServeRequest => ServeResponse,
+    end_serve: EndServeRequest => EndServeResponse,
     drain: DrainRequest => DrainResponse,
 }
 
