@@ -71,14 +71,15 @@ impl Lamella {
         Ok(node)
     }
 
-    /// Whether the node cache holds nothing: no file and no folder but its own lock.
+    /// Whether the node cache holds nothing: no file and no folder but those that every cache has.
     pub fn cache_is_empty(&self) -> anyhow::Result<bool> {
         let entries = match fs::read_dir(self.data.join("cache")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
             entries => entries?,
         };
         for entry in entries {
-            if entry?.file_name() != "lock" {
+            let name = entry?.file_name();
+            if name != "lock" && name != "pins" {
                 return Ok(false);
             }
         }

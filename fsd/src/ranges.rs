@@ -90,10 +90,13 @@ mod tests {
         let mut ranges = Ranges::default();
         ranges.add(10..20);
         ranges.add(30..40);
-        assert_eq!(ranges.missing(0..50), [0..10, 20..30, 40..50]);
-        assert_eq!(ranges.missing(12..18), []);
-        assert_eq!(ranges.missing(15..35), [20..30]);
-        assert_eq!(ranges.missing(20..30), [20..30]);
-        assert_eq!(ranges.missing(40..41), [40..41]);
+        let missing = |range| -> Vec<(u64, u64)> {
+            ranges.missing(range).into_iter().map(|range| (range.start, range.end)).collect()
+        };
+        assert_eq!(missing(0..50), [(0, 10), (20, 30), (40, 50)]);
+        assert_eq!(missing(12..18), []);
+        assert_eq!(missing(15..35), [(20, 30)]);
+        assert_eq!(missing(20..30), [(20, 30)]);
+        assert_eq!(missing(40..41), [(40, 41)]);
     }
 }

@@ -97,8 +97,7 @@ fn readopt(
     if marked {
         served.set_marked(true);
         registry.insert(&served);
-    } else if !attachments.holders().is_alone(id)
-        && !served.fetch().cached().is_durably_complete()
+    } else if !attachments.holders().is_alone(id) && !served.fetch().cached().is_durably_complete()
     {
         return Err(Error::corrupt("no keeper held its group: readers may have seen zeros"));
     }

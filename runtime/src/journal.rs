@@ -23,14 +23,22 @@ const MIN_COMPACT_BYTES: u64 = 4 << 20;
 /// A journal that is this many times as long as when it was last written anew is due again.
 const MAX_GROWTH: u64 = 4;
 
-/// One line.
-#[derive(Debug, Serialize, Deserialize)]
+/// One line, to be written.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Line<'a> {
     /// What is known of a sandbox now.
-    Now(std::borrow::Cow<'a, Record>),
+    Now(&'a Record),
     /// Nothing is known of it any more.
-    Forgotten(std::borrow::Cow<'a, str>),
+    Forgotten(&'a str),
+}
+
+/// A [`Line`] as it is read.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ReadLine {
+    Now(Box<Record>),
+    Forgotten(String),
 }
 
 /// The journal, open.
@@ -60,12 +68,12 @@ impl Journal {
 
     /// Writes down the present state of a sandbox.
     pub fn append(&self, record: &Record) -> Result<()> {
-        self.write(&Line::Now(std::borrow::Cow::Borrowed(record)))
+        self.write(&Line::Now(record))
     }
 
     /// Writes down that nothing needs to be known of a sandbox any more.
     pub fn forget(&self, id: &str) -> Result<()> {
-        self.write(&Line::Forgotten(id.into()))
+        self.write(&Line::Forgotten(id))
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -114,11 +122,11 @@ fn read(path: &Path) -> Result<Vec<Record>> {
     let mut known = BTreeMap::new();
     for line in BufReader::new(file).split(b'\n') {
         match serde_json::from_slice(&line.context(context)?) {
-            Ok(Line::Now(record)) => {
-                known.insert(record.id.clone(), record.into_owned());
+            Ok(ReadLine::Now(record)) => {
+                known.insert(record.id.clone(), *record);
             }
-            Ok(Line::Forgotten(id)) => {
-                known.remove(&*id);
+            Ok(ReadLine::Forgotten(id)) => {
+                known.remove(&id);
             }
             Err(error) => tracing::debug!(%error, "a line of the journal cannot be read"),
         }
@@ -139,7 +147,7 @@ fn write_anew(path: &Path, records: &[Record]) -> Result<Open> {
     let file = File::options().append(true).create_new(true).open(&fresh).context(context)?;
     let mut writer = BufWriter::new(file);
     for record in records {
-        let line = encode(&Line::Now(std::borrow::Cow::Borrowed(record)))?;
+        let line = encode(&Line::Now(record))?;
         writer.write_all(&line).context(context)?;
     }
     let file = writer.into_inner().map_err(std::io::IntoInnerError::into_error).context(context)?;

@@ -2,12 +2,12 @@
 //! the dead behind.
 #![allow(clippy::unwrap_used)]
 
+use layer::ChunkDigest;
 use layer::chunk::ChunkTable;
 use layer::layer_file::LayerFile;
 use layer::manifest::{LayerKind, Manifest};
 use layer::pack::Codec;
 use layer::reference::{Reference, Target};
-use layer::ChunkDigest;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;

@@ -154,7 +154,7 @@ fn seconds() -> u64 {
 }
 
 /// A world of several layers whose cache lies on a disk of its own.
-fn world_of(layers: u64) -> (World, Disk, Vec<Published>) {
+fn world_of(layers: u64) -> (World, Vec<Published>) {
     let shape =
         |seed| LayerShape { files: 12, max_file_bytes: 300 << 10, seed, ..LayerShape::default() };
     let mut world = World::new(&shape(1)).unwrap();
@@ -173,7 +173,8 @@ fn world_of(layers: u64) -> (World, Disk, Vec<Published>) {
     let words = ["--sync-ms", "200", "--deadline-ms", "2000", "--reserve", "2097152"];
     world.options = words.map(str::to_owned).to_vec();
     world.options.extend(["--cache-size".into(), (bytes / 3).to_string()]);
-    (world, disk, published)
+    world.disk = Some(Box::new(disk));
+    (world, published)
 }
 
 /// Takes most of what room is left, for a while.
@@ -190,7 +191,7 @@ fn fill_disk(world: &World, pause: Duration) {
 #[test]
 fn a_soak_of_readers_kills_and_full_disks_shows_no_wrong_byte_and_leaves_nothing() {
     let length = Duration::from_secs(seconds());
-    let (mut world, disk, layers) = world_of(if seconds() < 60 { 10 } else { 20 });
+    let (mut world, layers) = world_of(if seconds() < 60 { 10 } else { 20 });
     let before = Census::take(&world);
     world.start().unwrap();
     let shared = Arc::new(Shared {
@@ -252,5 +253,4 @@ fn a_soak_of_readers_kills_and_full_disks_shows_no_wrong_byte_and_leaves_nothing
         );
         std::thread::sleep(Duration::from_millis(50));
     }
-    drop((world, disk));
 }

@@ -158,7 +158,7 @@ pub struct World {
     pub options: Vec<String>,
     pub store_query: String,
     /// What the data directory lies on, if that is its own: it goes last.
-    pub disk: Option<Box<dyn std::any::Any>>,
+    pub disk: Option<Box<dyn std::any::Any + Send + Sync>>,
     runtime: tokio::runtime::Runtime,
     fsd: Option<Child>,
 }
