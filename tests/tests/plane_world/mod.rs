@@ -121,13 +121,13 @@ impl View {
     ) {
         let wanted = ask(&self.reference).map_err(|error| errno(&error));
         let got = ask(&self.mounted).map_err(|error| errno(&error));
-        assert!(
-            wanted == got,
-            "{what}: ext4 gives {}, {} gives {}",
-            short(&wanted),
-            self.kind,
-            short(&got)
-        );
+        if wanted == got {
+            return;
+        }
+        let (wanted, got) = (format!("{wanted:?}"), format!("{got:?}"));
+        let same = wanted.bytes().zip(got.bytes()).take_while(|(one, other)| one == other).count();
+        let kind = self.kind;
+        panic!("{what}: ext4 gives {}, {kind} gives {}", around(&wanted, same), around(&got, same));
     }
 
     /// Paths of everything in the tree, without the root, in order.
@@ -183,15 +183,8 @@ pub fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or_else(|| panic!("an error of our own: {error}"))
 }
 
-fn short(value: &impl Debug) -> String {
-    let mut text = format!("{value:?}");
-    if text.len() > 600 {
-        let mut end = 600;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push_str("...");
-    }
-    text
+/// What is written before and after a place.
+fn around(text: &str, place: usize) -> String {
+    let bytes = &text.as_bytes()[place.saturating_sub(200)..text.len().min(place + 200)];
+    String::from_utf8_lossy(bytes).into_owned()
 }
