@@ -540,11 +540,10 @@ pub struct Materialise {
 /// `bench`
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// What to measure; without it the list
-    pub name: Option<String>,
-    /// Arguments of the bench
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<String>,
+    /// What to measure, and the arguments of that bench; without any the list
+    // One list, so that everything behind the name is the bench's: it has a `--json` of its own.
+    #[arg(value_name = "NAME [ARGUMENTS]", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
 }
 
 /// `keeper`
@@ -649,6 +648,15 @@ mod tests {
         };
         assert!(exec.attachment.interactive && exec.attachment.tty);
         assert_eq!(exec.timeout, Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn what_follows_the_name_of_a_bench_is_its_own() {
+        let cli = parsed("lamella bench cold --json file --rounds 3");
+        assert!(!cli.json);
+        let Action::Bench(bench) = cli.action else { panic!("not bench") };
+        assert_eq!(bench.words, ["cold", "--json", "file", "--rounds", "3"]);
+        assert!(parsed("lamella --json bench").json);
     }
 
     #[test]

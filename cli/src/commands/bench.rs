@@ -23,7 +23,7 @@ impl Row for Offer {
 
 /// `bench`. Blocks, and makes a runtime of its own: called outside of one.
 pub fn bench(scene: &Scene, args: &Bench) -> Outcome {
-    let Some(name) = &args.name else {
+    let Some((name, arguments)) = args.words.split_first() else {
         let offers = bench::NAMES.iter().map(|&(name, shows)| Offer { name, shows });
         return scene.out.listing(&offers.collect::<Vec<_>>());
     };
@@ -32,7 +32,7 @@ pub fn bench(scene: &Scene, args: &Bench) -> Outcome {
             "no bench is called {name}; `lamella bench` lists them"
         )));
     }
-    bench::run(name, &args.arguments).map_err(|error| {
+    bench::run(name, arguments).map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("bench {name}"))
             .with_source(Box::<dyn std::error::Error + Send + Sync>::from(error))
             .into()
