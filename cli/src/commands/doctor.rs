@@ -94,9 +94,11 @@ fn planes(capabilities: &Capabilities, store_url: &str) -> Vec<Verdict> {
         }
         verdict
     };
-    let virtiofs = Offer { name: "virtiofs", needs: None };
-    let others = [Verdict::of(&virtiofs, capabilities)];
-    PlaneKind::ALL.into_iter().map(verdict).chain(others).collect()
+    // Its guests read what fsd exports over FUSE.
+    let virtiofs = Offer { name: "virtiofs", needs: Some(PlaneKind::Fuse.needs()) };
+    let guests = Some("virtual machines, through a vhost-user socket");
+    let virtiofs = Verdict { only_for: guests, ..Verdict::of(&virtiofs, capabilities) };
+    PlaneKind::ALL.into_iter().map(verdict).chain([virtiofs]).collect()
 }
 
 /// Whether the store is a directory that the kernel reads by itself, not slowed down or broken on purpose.

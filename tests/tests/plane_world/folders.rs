@@ -125,7 +125,7 @@ pub fn paths(view: &View) {
         "links/to-folder/hard-c".to_owned(),
         "links/to-folder/".to_owned(),
         "links/to-file/".to_owned(),
-        "links/chain-39".to_owned(),
+        "links/chain-19".to_owned(),
         "links/chain-40".to_owned(),
         "links/chain-44".to_owned(),
         "special/fifo/below".to_owned(),

@@ -5,10 +5,12 @@ use rustix::fs::{Access, AtFlags, CWD};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What user 1000, and a stranger, may do with everything below a folder: one line each.
+/// What user 1000, and a stranger, may do with everything below a folder: one line each. Chains of more than
+/// nine links are left out: a walk that the kernel begins anew counts its links twice, on ext4 too, so a
+/// long chain is refused now and then.
 const SURVEY: &str = r#"
 cd "$0" || exit 9
-for path in rights/* rights/folder-*/inside special/* xattrs/few links/*; do
+for path in rights/* rights/folder-*/inside special/* xattrs/few links/[!c]* links/chain-?; do
     line="$path"
     for right in r w x; do
         test -$right "$path" && line="$line $right"
