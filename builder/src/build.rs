@@ -4,13 +4,14 @@
 //! layer names, which the image daemon collects, and unnamed spool files, which the kernel frees.
 
 use crate::content::Content;
-use crate::digest::digest_all;
+use crate::digest::{Reading, digest_all};
 use crate::encode::{Encoder, Totals};
+use crate::git::{GitRefresh, Refresh};
 use crate::index::{Index, NodeIx, NodeKind, foreign_whiteout};
 use crate::layout;
 use crate::options::BuildOptions;
 use crate::path;
-use crate::plan::plan;
+use crate::plan::{Plan, plan};
 use crate::progress::{FewNotices, Phase, Progress};
 use crate::publish::Publisher;
 use crate::source::{Loaded, Source};
@@ -41,6 +42,8 @@ pub struct BuiltLayer {
     pub new_stored_bytes: u64,
     /// Plain bytes that needed no upload: known, repeated or zero.
     pub reused_plain_bytes: u64,
+    /// What was refreshed in its git indexes.
+    pub git: GitRefresh,
 }
 
 /// What a build made.
@@ -114,24 +117,36 @@ pub fn build_index(
     let bytes = contents.iter().map(|content| content.size).sum();
     progress.phase(Phase::Digest, contents.len() as u64, bytes);
     let threads = options.worker_threads();
-    let facts = digest_all(
-        &contents,
-        &index.origins,
-        &options.chunking,
+    let mut git = match options.refresh_git_index {
+        true => Refresh::find(index, &nodes, progress)?,
+        false => Refresh::default(),
+    };
+    let reading = Reading {
+        contents: &contents,
+        origins: &index.origins,
+        chunking: &options.chunking,
+        blobs: git.wishes(),
         threads,
-        &options.cancel,
-        progress,
-    )?;
+        cancel: &options.cancel,
+    };
+    let (mut facts, blobs) = digest_all(&reading, progress)?;
+    git.judge(index, &nodes, &blobs);
+    git.set_apart(&mut facts);
     let touched = match &options.layout {
         Some(layout) => layout.places(index, &nodes)?,
         None => Vec::new(),
     };
     let order = layout::file_order(&touched, contents.len());
-    let plan = plan(&contents, &facts, &order, &options.chunking)?;
+    let mut plan = plan(&contents, &facts, &order, &options.chunking)?;
     let order = layout::chunk_order(&touched, &plan);
     // They hold every inlined byte a second time.
     drop(facts);
     tracing::debug!(files = contents.len(), bytes, chunks = plan.chunks.len(), "planned");
+    let described = describe(index, nodes, &mut plan, git)?;
+    let mut contents = contents;
+    for (file, content) in &described.contents {
+        contents[*file] = content;
+    }
     let space = u64::from(plan.data_blocks) * u64::from(BLOCK_BYTES);
     progress.phase(Phase::Encode, contents.len() as u64, space);
     let (chunk_table, totals) = Encoder {
@@ -148,9 +163,7 @@ pub fn build_index(
     .run()?;
     options.cancel.check()?;
     progress.phase(Phase::Commit, 0, 0);
-    let bodies: BTreeMap<NodeIx, Body> = nodes.into_iter().zip(plan.bodies).collect();
-    let tree = to_tree(index, bodies)?;
-    let metadata = writer::write(&tree, plan.data_blocks)?.bytes;
+    let Described { tree, metadata, git, .. } = described;
     let manifest = manifest(&tree, &chunk_table, &metadata, options);
     let file = LayerFile { manifest, chunk_table, metadata };
     let layer_id = publisher.commit_layer(&file.encode()?)?;
@@ -166,7 +179,27 @@ pub fn build_index(
         new_plain_bytes,
         new_stored_bytes,
         reused_plain_bytes,
+        git,
     })
+}
+
+/// A layer's metadata, which is known before its contents are read for the second time.
+struct Described {
+    tree: Tree,
+    metadata: Vec<u8>,
+    /// Contents that are others than in the source, by the number of the file.
+    contents: Vec<(usize, Content)>,
+    git: GitRefresh,
+}
+
+/// Writes the metadata image. Takes the bodies of the files out of the plan.
+fn describe(index: &Index, nodes: Vec<NodeIx>, plan: &mut Plan, git: Refresh) -> Result<Described> {
+    let bodies = std::mem::take(&mut plan.bodies);
+    let (mut tree, numbers) = to_tree(index, nodes.into_iter().zip(bodies).collect())?;
+    git.date(&mut tree, &numbers);
+    let image = writer::write(&tree, plan.data_blocks)?;
+    let (contents, git) = git.write(&tree, &numbers, &image.inode_numbers);
+    Ok(Described { tree, metadata: image.bytes, contents, git })
 }
 
 /// The regular files in path order, each inode once.
@@ -187,8 +220,11 @@ fn regular_files(index: &Index) -> Result<Vec<NodeIx>> {
     Ok(files)
 }
 
-/// The tree with its inodes numbered in path order.
-fn to_tree(index: &Index, mut bodies: BTreeMap<NodeIx, Body>) -> Result<Tree> {
+/// The tree with its inodes numbered in path order, and the number of each inode of the index.
+fn to_tree(
+    index: &Index,
+    mut bodies: BTreeMap<NodeIx, Body>,
+) -> Result<(Tree, Vec<Option<InodeIx>>)> {
     let mut inodes = Vec::new();
     let mut numbers: Vec<Option<InodeIx>> = vec![None; index.nodes.len()];
     index.walk(|path, ix| {
@@ -211,7 +247,7 @@ fn to_tree(index: &Index, mut bodies: BTreeMap<NodeIx, Body>) -> Result<Tree> {
             );
         }
     }
-    Ok(Tree { inodes })
+    Ok((Tree { inodes }, numbers))
 }
 
 fn inode(

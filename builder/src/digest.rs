@@ -4,12 +4,17 @@
 //! those pieces and the size. So a hole and written zeros are the same, and a sparse terabyte costs
 //! no more than its data. It is used inside one build and decides where bundles end; it is stored
 //! nowhere.
+//!
+//! Of some files it is also found what git calls their content, in the same reading.
 
 use crate::content::{Content, Origin, Place};
+use crate::git::Blobs;
+use crate::git::blob::{Algorithm, Hasher};
 use crate::options::ChunkingOptions;
 use crate::parallel::for_each;
 use crate::progress::{Cancel, Progress};
 use layer::{Error, ErrorKind, Result};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How much is read at once; a multiple of every piece.
@@ -36,51 +41,67 @@ pub(crate) struct Identity {
     pub zeros: Vec<(u64, u64)>,
 }
 
+/// What to read.
+pub(crate) struct Reading<'a> {
+    pub contents: &'a [&'a Content],
+    pub origins: &'a [Arc<Origin>],
+    pub chunking: &'a ChunkingOptions,
+    /// Contents whose name in git is wanted.
+    pub blobs: &'a HashMap<usize, Algorithm>,
+    pub threads: usize,
+    pub cancel: &'a Cancel,
+}
+
 /// Reads all contents once, in parallel; the facts come in the order of the contents.
 pub(crate) fn digest_all(
-    contents: &[&Content],
-    origins: &[Arc<Origin>],
-    chunking: &ChunkingOptions,
-    threads: usize,
-    cancel: &Cancel,
+    reading: &Reading<'_>,
     progress: &dyn Progress,
-) -> Result<Vec<Facts>> {
+) -> Result<(Vec<Facts>, Blobs)> {
+    let Reading { contents, chunking, threads, cancel, .. } = *reading;
     let slots: Vec<Mutex<Option<Facts>>> = contents.iter().map(|_| Mutex::new(None)).collect();
+    let blobs = Mutex::new(Blobs::new());
     let scratch = || vec![0_u8; READ_BYTES.max(chunking.chunk_bytes as usize)];
     for_each(threads, contents.len(), cancel, scratch, |buffer, task| {
-        let facts = digest_one(contents[task], origins, chunking, buffer, cancel)?;
+        let (facts, blob) = digest_one(reading, task, buffer)?;
         *slots[task].lock().unwrap_or_else(PoisonError::into_inner) = Some(facts);
+        if let Some(blob) = blob {
+            blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(task, blob);
+        }
         progress.advance(1, contents[task].size);
         Ok(())
     })?;
-    slots
+    let facts: Result<Vec<Facts>> = slots
         .into_iter()
         .map(|slot| {
             slot.into_inner()
                 .unwrap_or_else(PoisonError::into_inner)
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "a file was not read"))
         })
-        .collect()
+        .collect();
+    Ok((facts?, blobs.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn digest_one(
-    content: &Content,
-    origins: &[Arc<Origin>],
-    chunking: &ChunkingOptions,
+    reading: &Reading<'_>,
+    task: usize,
     buffer: &mut [u8],
-    cancel: &Cancel,
-) -> Result<Facts> {
+) -> Result<(Facts, Option<Vec<u8>>)> {
+    let Reading { origins, chunking, cancel, .. } = *reading;
+    let content = reading.contents[task];
     if matches!(content.place, Place::Chunks(_)) {
-        return Ok(Facts::Referenced);
+        return Ok((Facts::Referenced, None));
     }
+    let wanted = reading.blobs.get(&task).copied();
     let open = content.open(origins)?;
     let size = content.size;
     if size <= u64::from(chunking.inline_bytes) {
         let mut bytes = vec![0; size as usize];
         open.read_at(0, &mut bytes)?;
         open.finish()?;
-        return Ok(Facts::Inline(bytes));
+        let blob = wanted.map(|algorithm| algorithm.blob(&bytes));
+        return Ok((Facts::Inline(bytes), blob));
     }
+    let mut blob = wanted.map(|algorithm| Hasher::blob(algorithm, size));
     let piece = u64::from(chunking.chunk_bytes);
     let mut hasher = blake3::Hasher::new();
     let mut zeros: Vec<(u64, u64)> = Vec::new();
@@ -91,12 +112,18 @@ fn digest_one(
         let data = content.next_data(offset).map_or(size, |(start, _)| start / piece * piece);
         if data > offset {
             extend(&mut zeros, offset, data - offset);
+            if let Some(blob) = &mut blob {
+                blob.update_zeros(data - offset);
+            }
             offset = data;
             continue;
         }
         let length = (size - offset).min(buffer.len() as u64);
         let bytes = &mut buffer[..length as usize];
         open.read_at(offset, bytes)?;
+        if let Some(blob) = &mut blob {
+            blob.update(bytes);
+        }
         for part in bytes.chunks(piece as usize) {
             if is_zero(part) {
                 extend(&mut zeros, offset, part.len() as u64);
@@ -113,7 +140,8 @@ fn digest_one(
     }
     hasher.update(&(zeros.len() as u64).to_le_bytes());
     hasher.update(&size.to_le_bytes());
-    Ok(Facts::Digested(Identity { digest: *hasher.finalize().as_bytes(), zeros }))
+    let identity = Identity { digest: *hasher.finalize().as_bytes(), zeros };
+    Ok((Facts::Digested(identity), blob.map(Hasher::finish)))
 }
 
 fn extend(zeros: &mut Vec<(u64, u64)>, offset: u64, bytes: u64) {
@@ -136,9 +164,17 @@ mod tests {
     use crate::content::Piece;
     use crate::progress::Silent;
 
-    fn facts(content: &Content, origins: &[Arc<Origin>]) -> Facts {
-        let chunking = ChunkingOptions::default();
-        digest_all(&[content], origins, &chunking, 1, &Cancel::new(), &Silent).unwrap().remove(0)
+    fn facts(content: &Content, origins: &[Arc<Origin>]) -> (Facts, Vec<u8>) {
+        let reading = Reading {
+            contents: &[content],
+            origins,
+            chunking: &ChunkingOptions::default(),
+            blobs: &HashMap::from([(0, Algorithm::Sha1)]),
+            threads: 1,
+            cancel: &Cancel::new(),
+        };
+        let (mut facts, blobs) = digest_all(&reading, &Silent).unwrap();
+        (facts.remove(0), blobs[&0].clone())
     }
 
     #[test]
@@ -157,7 +193,8 @@ mod tests {
             },
         };
         assert_eq!(facts(&written, &origins), facts(&sparse, &origins));
-        let Facts::Digested(identity) = facts(&sparse, &origins) else { panic!() };
+        let (Facts::Digested(identity), blob) = facts(&sparse, &origins) else { panic!() };
+        assert_eq!(blob, Algorithm::Sha1.blob(&bytes));
         let chunk = u64::from(ChunkingOptions::default().chunk_bytes);
         let (start, end) = (300_000 / chunk * chunk, 300_010_u64.next_multiple_of(chunk));
         assert_eq!(identity.zeros, [(0, start), (end, (1 << 20) - end)]);
@@ -167,6 +204,7 @@ mod tests {
 
     #[test]
     fn small_files_are_taken_whole() {
-        assert_eq!(facts(&Content::bytes(b"hi".to_vec()), &[]), Facts::Inline(b"hi".to_vec()));
+        let (facts, blob) = facts(&Content::bytes(b"hi".to_vec()), &[]);
+        assert_eq!((facts, blob), (Facts::Inline(b"hi".to_vec()), Algorithm::Sha1.blob(b"hi")));
     }
 }

@@ -1,7 +1,7 @@
 //! What a caller may choose about a build.
 //!
 //! Everything in [`ChunkingOptions`] decides about the layer id; nothing else here does, except the
-//! kind and the annotations, which stand in the manifest.
+//! layout, the refreshing of git indexes, and the kind and the annotations, which stand in the manifest.
 
 use crate::layout::Layout;
 use crate::progress::Cancel;
@@ -104,6 +104,9 @@ pub struct BuildOptions {
     pub chunking: ChunkingOptions,
     /// What comes first in the data space and in packs. Decides about the id.
     pub layout: Option<Layout>,
+    /// Refreshes the indexes of git repositories to what the mounted layer will show, so that the first
+    /// `git status` reads no file. Decides about the id.
+    pub refresh_git_index: bool,
     /// zstd level of the chunks; no part of the identity.
     pub compression_level: i32,
     /// Worker threads; 0 takes one for each processor.
@@ -120,13 +123,14 @@ pub struct BuildOptions {
 
 impl BuildOptions {
     /// Defaults for a layer of this kind: level 3, all processors, spool in the system's temporary
-    /// directory, archives of up to 1 TiB.
+    /// directory, archives of up to 1 TiB. Git indexes are refreshed in workspaces.
     pub fn new(kind: LayerKind) -> Self {
         Self {
             kind,
             annotations: BTreeMap::new(),
             chunking: ChunkingOptions::default(),
             layout: None,
+            refresh_git_index: kind == LayerKind::Workspace,
             compression_level: store::codec::DEFAULT_LEVEL,
             threads: 0,
             spool_dir: std::env::temp_dir(),

@@ -169,6 +169,20 @@ pub struct Build {
     /// Keep the layers of a container image apart; needs a tag of the kind env
     #[arg(long)]
     pub stacked: bool,
+    /// Refresh git indexes to what the mounted layer shows, so that the first `git status` reads no
+    /// file of the work tree [default: for workspaces]
+    #[arg(long, overrides_with = "no_refresh_git_index")]
+    pub refresh_git_index: bool,
+    /// Keep git indexes as they are
+    #[arg(long)]
+    pub no_refresh_git_index: bool,
+}
+
+impl Build {
+    /// Whether git indexes are refreshed, where the command line says so.
+    pub fn git_index(&self) -> Option<bool> {
+        (self.refresh_git_index || self.no_refresh_git_index).then_some(self.refresh_git_index)
+    }
 }
 
 /// `env ...`

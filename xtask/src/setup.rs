@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
     ("libcap-ng-dev", "the virtiofs library"),
     ("erofs-utils", "judge of our EROFS images"),
+    ("git", "judge of refreshed git indexes"),
     ("busybox-static", "root file system of runtime tests"),
     ("qemu-system-x86", "guests of VM tests"),
     ("crun", "judge of containers"),

@@ -45,6 +45,9 @@ struct BuiltLayer {
     new_plain_bytes: u64,
     new_stored_bytes: u64,
     reused_plain_bytes: u64,
+    /// Files that git indexes know, and those of them that git will find unchanged without reading them.
+    git_entries: u64,
+    git_refreshed: u64,
 }
 
 fn layer_kind(kind: RefKind) -> LayerKind {
@@ -68,6 +71,7 @@ pub async fn build(scene: &Scene, args: Build) -> Outcome {
     let source = Source::parse(&args.source)?;
     let images = embed::images(&scene.settings, scene.out).await?;
     let mut options = BuildOptions::new(layer_kind(reference.kind()));
+    options.refresh_git_index = args.git_index().unwrap_or(options.refresh_git_index);
     options.annotations.extend(args.annotations);
     if let Some(profile) = &args.profile {
         options.layout = Some(super::profile::layout(scene, &images, profile).await?);
@@ -183,6 +187,8 @@ impl Report {
             new_plain_bytes: layer.new_plain_bytes,
             new_stored_bytes: layer.new_stored_bytes,
             reused_plain_bytes: layer.reused_plain_bytes,
+            git_entries: layer.git.entries,
+            git_refreshed: layer.git.refreshed,
         });
         let (environment_reference, environment) = environment.unzip();
         let layers = layers.collect();
@@ -193,13 +199,19 @@ impl Report {
         let mut lines = Vec::new();
         for layer in &self.layers {
             lines.push(format!(
-                "layer {}: {} files, {}; {} new, stored as {}",
+                "layer {}: {} files, {}; {} new, stored as {}; {} reused",
                 layer.id.short(),
                 layer.files,
                 show_bytes(layer.plain_bytes),
                 show_bytes(layer.new_plain_bytes),
                 show_bytes(layer.new_stored_bytes),
+                show_bytes(layer.reused_plain_bytes),
             ));
+            if layer.git_entries > 0 {
+                let (refreshed, entries) = (layer.git_refreshed, layer.git_entries);
+                lines
+                    .push(format!("git: {refreshed} of {entries} files are known to be unchanged"));
+            }
         }
         let time = show_duration(std::time::Duration::from_millis(self.elapsed_ms));
         if self.reference.kind() != RefKind::Env {
