@@ -14,6 +14,7 @@ mod container;
 pub mod corpus;
 mod create;
 mod daemon;
+mod decoding;
 mod demo;
 mod eager;
 mod measure;
@@ -22,7 +23,9 @@ mod node;
 mod options;
 mod page;
 mod pages;
+mod peers;
 mod plot;
+mod probe;
 mod report;
 mod scratch;
 mod shell;
@@ -43,7 +46,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("page", "cold random and sequential reads with the store in memory"),
     ("daemon", "memory of the file-system daemon, time of an attach and of a stack"),
     ("metadata", "size of the metadata images against mkfs.erofs's"),
-    ("warm", "reads of a complete layer against mkfs.erofs's image of the same tree"),
+    ("warm", "reads of a complete layer against ext4, EROFS, squashfs and fuse-overlayfs"),
     ("create", "containers per second against crun and runc"),
     ("build", "base image build against `zstd -3` on its tar"),
 ];

@@ -1,14 +1,17 @@
 //! Draws figures as horizontal bars into an SVG, without anything but text.
 //!
-//! One panel a case and quantity; a whisker shows the smallest and the largest sample.
+//! One panel a case and quantity that at least two sides have; a whisker shows the smallest and the largest
+//! sample. What only one side has is told in a line below the case's panels.
 
 use crate::report::Figure;
 use std::fmt::Write;
 
-const WIDTH: f64 = 760.0;
-const LABEL: f64 = 190.0;
+const WIDTH: f64 = 800.0;
+const LABEL: f64 = 210.0;
 const VALUE: f64 = 120.0;
 const LINE: f64 = 22.0;
+/// Quantities in one line of text.
+const TOLD: usize = 3;
 const COLOURS: [&str; 6] = ["#3465a4", "#cc7a29", "#6b8e23", "#8b5a8c", "#777777", "#b03a3a"];
 
 /// A whole SVG document.
@@ -29,16 +32,21 @@ pub fn draw(title: &str, caption: &str, figures: &[Figure]) -> String {
     }
     let mut body = String::new();
     let mut y = 64.0;
-    for (name, members) in &panels {
-        let _ =
-            writeln!(body, r#"<text x="10" y="{y:.0}" font-weight="bold">{}</text>"#, escape(name));
-        y += 8.0;
-        for figure in members {
-            let colour = sides.iter().position(|side| *side == figure.side).unwrap_or(0);
-            bar(&mut body, y, figure, largest(members), COLOURS[colour % COLOURS.len()]);
-            y += LINE;
+    let mut panels = panels.iter().peekable();
+    let mut alone: Vec<String> = Vec::new();
+    while let Some((name, members)) = panels.next() {
+        if let [figure] = members[..] {
+            let Figure { side, quantity, unit, median, .. } = figure;
+            alone.push(format!("{side}, {quantity} {}", unit.show(*median)));
+        } else {
+            y = panel(&mut body, y, name, members, &sides);
         }
-        y += 24.0;
+        let case = members.first().map(|figure| &figure.case);
+        let next = panels.peek().and_then(|(_, members)| members.first());
+        if next.map(|figure| &figure.case) != case {
+            y = told(&mut body, y, case.map_or("", String::as_str), &alone);
+            alone.clear();
+        }
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH:.0}\" height=\"{y:.0}\" \
@@ -49,6 +57,37 @@ pub fn draw(title: &str, caption: &str, figures: &[Figure]) -> String {
         escape(title),
         escape(caption)
     )
+}
+
+/// Draws one panel from `y` down; answers where the next begins.
+fn panel(body: &mut String, mut y: f64, name: &str, members: &[&Figure], sides: &[&str]) -> f64 {
+    let direction = members.first().map_or("", |figure| figure.unit.direction());
+    let _ = writeln!(
+        body,
+        r##"<text x="10" y="{y:.0}"><tspan font-weight="bold">{}</tspan><tspan dx="6" fill="#666666" font-size="11">({direction})</tspan></text>"##,
+        escape(name)
+    );
+    y += 8.0;
+    for figure in members {
+        let colour = sides.iter().position(|side| *side == figure.side).unwrap_or(0);
+        bar(body, y, figure, largest(members), COLOURS[colour % COLOURS.len()]);
+        y += LINE;
+    }
+    y + 24.0
+}
+
+/// Writes what only one side of a case has, some to a line.
+fn told(body: &mut String, mut y: f64, case: &str, alone: &[String]) -> f64 {
+    for line in alone.chunks(TOLD) {
+        let text = escape(&format!("{case}: {}", line.join("; ")));
+        let _ = writeln!(
+            body,
+            r##"<text x="10" y="{:.0}" fill="#444444" font-size="12">{text}</text>"##,
+            y - 6.0
+        );
+        y += LINE;
+    }
+    y
 }
 
 fn largest(members: &[&Figure]) -> f64 {
@@ -108,10 +147,13 @@ mod tests {
             max: median * 2.0,
             samples: vec![median],
         };
-        let drawn = draw("cold", "here & now", &[figure("lazy", 0.1), figure("<eager>", 10.0)]);
+        let asked = Figure { quantity: "asked".into(), ..figure("lazy", 0.2) };
+        let figures = [figure("lazy", 0.1), figure("<eager>", 10.0), asked];
+        let drawn = draw("cold", "here & now", &figures);
         assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"));
         assert!(drawn.contains("&lt;eager&gt;") && drawn.contains("here &amp; now"));
         assert_eq!(drawn.matches("true: time").count(), 1);
+        assert!(drawn.contains("true: lazy, asked 200.0 ms"), "one side alone is text");
         assert!(drawn.contains("10.00 s") && drawn.contains("100.0 ms"));
     }
 }

@@ -34,6 +34,16 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// What a reader of a plot wants to know of it.
+    pub fn direction(self) -> &'static str {
+        match self {
+            Self::PerSecond | Self::BytesPerSecond => "more is better",
+            Self::Seconds | Self::Bytes | Self::Times | Self::Share | Self::Count => {
+                "less is better"
+            }
+        }
+    }
+
     /// A figure in this unit, short.
     pub fn show(self, value: f64) -> String {
         match self {
@@ -41,6 +51,7 @@ impl Unit {
             Self::Seconds if value < 1.0 => format!("{:.1} ms", value * 1e3),
             Self::Seconds => format!("{value:.2} s"),
             Self::Bytes => bytes(value),
+            Self::PerSecond if value >= 10_000.0 => format!("{:.1} k/s", value / 1e3),
             Self::PerSecond => format!("{value:.1} /s"),
             Self::BytesPerSecond => format!("{}/s", bytes(value)),
             Self::Times => format!("{value:.2}x"),
@@ -274,6 +285,7 @@ mod tests {
         assert_eq!(Unit::Seconds.show(0.0123), "12.3 ms");
         assert_eq!(Unit::Seconds.show(12.3), "12.30 s");
         assert_eq!(Unit::Bytes.show(473e6), "473.0 MB");
+        assert_eq!(Unit::PerSecond.show(939_098.6), "939.1 k/s");
         assert_eq!(Unit::Share.show(0.125), "12.5 %");
     }
 }

@@ -9,6 +9,7 @@ use crate::eager;
 use crate::measure::{self, Spread};
 use crate::node::Lamella;
 use crate::options::Options;
+use crate::peers;
 use crate::report::{Report, Unit};
 use crate::scratch::Scratch;
 use crate::shell::say;
@@ -25,6 +26,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
     cases::publish(&lamella, &pieces, |_, _| {})?;
     let trees = eager::pull(&pieces, "", &scratch.path().join("trees"))?.trees;
     let mut report = Report::new("start", options, &pieces)?;
+    let peers = peers::images(&trees, scratch.path(), &mut report)?;
     for (case, limit) in CASES {
         if !options.wants(case.name) {
             continue;
@@ -32,6 +34,7 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
         let mut ours = Spread::default();
         let mut theirs = Spread::default();
         let mut fetched = Spread::default();
+        let mut others = vec![Spread::default(); peers.len()];
         for round in 1..=options.rounds {
             say(format!("{}, round {round} of {}", case.name, options.rounds));
             let cold = cases::run_cold(&lamella, case)?;
@@ -40,13 +43,24 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
             measure::drop_caches()?;
             let (time, _) = eager::run(&trees, scratch.path(), &cases::environment(), case.argv)?;
             theirs.push(time.as_secs_f64());
+            for (images, times) in peers.iter().zip(&mut others) {
+                measure::drop_caches()?;
+                let time = images.run(scratch.path(), &cases::environment(), case.argv)?;
+                times.push(time.as_secs_f64());
+            }
         }
         report.figure(case.name, "on demand", "time", Unit::Seconds, &ours);
         report.figure(case.name, "unpacked", "time", Unit::Seconds, &theirs);
+        for (images, times) in peers.iter().zip(&others) {
+            report.figure(case.name, images.name(), "time", Unit::Seconds, times);
+        }
         report.figure(case.name, "on demand", "plain bytes", Unit::Bytes, &fetched);
         let promise = format!("`{}` on an empty node, of the time over unpacked trees,", case.name);
         report.at_most(&promise, ours.median() / theirs.median(), limit, Unit::Times);
     }
-    report.note("store on the local disk, node cache empty, page cache dropped on both sides");
+    report.note("store on the local disk, node cache empty, page cache dropped on all sides");
+    report.note(
+        "peers: images of the three trees, mounted and run by crun as the unpacked trees are",
+    );
     report.finish(options)
 }

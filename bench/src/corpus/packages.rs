@@ -16,6 +16,8 @@ pub const PACKAGES: &[(&str, &str, &str)] = &[
     ("crun", "/usr/bin/crun", "the eager side's runtime, and a peer of create"),
     ("runc", "/usr/sbin/runc", "a peer of create"),
     ("erofs-utils", "/usr/bin/mkfs.erofs", "a peer of warm reads"),
+    ("squashfs-tools", "/usr/bin/mksquashfs", "a peer of warm reads"),
+    ("fuse-overlayfs", "/usr/bin/fuse-overlayfs", "a peer of warm reads"),
 ];
 
 /// Installs what is missing with apt-get, and says so.
