@@ -25,6 +25,11 @@ impl Key {
         Ok(Self(text))
     }
 
+    /// A name of the backend's own beside all keys; the caller sees that no key has it.
+    pub(crate) fn reserved(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
     /// The key as text, for example `refs/base/debian/latest/18446744073709551614`.
     pub fn as_str(&self) -> &str {
         &self.0

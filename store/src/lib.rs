@@ -1,4 +1,4 @@
-//! The store: immutable objects on a POSIX directory (3FS through its mount is one) or in memory.
+//! The store: immutable objects in a POSIX directory, on 3FS, in a bucket of an S3 server or in memory.
 //!
 //! [`backend`] moves bytes and knows names; [`Store`] knows what the objects are and checks every byte that
 //! it hands out against a digest. All calls block: daemons call them from threads that may.
@@ -28,4 +28,4 @@ pub use objects::{MAX_LAYER_FILE_BYTES, Store};
 pub use pack::{PackWriter, SealedPack};
 pub use profiles::Profiled;
 pub use spaces::{Space, SpaceMade, wrong_length};
-pub use url::open;
+pub use url::{open, usrbio};

@@ -1,5 +1,29 @@
-//! Picks a backend by URL: `file:///dir`, a plain path, `memory:NAME`; what follows a `?` slows it down or
-//! breaks it on purpose.
+//! Picks a backend by URL; what follows a `?` says more about the place, slows it down or breaks it on
+//! purpose.
+//!
+//! | URL | backend |
+//! |---|---|
+//! | `file:///dir`, or a plain path | a directory, [`crate::backend::posix`] |
+//! | `3fs:///mount/dir` | a directory on 3FS, [`crate::backend::threefs`] |
+//! | `s3://bucket/prefix` | a bucket of an S3 server, [`crate::backend::s3`] |
+//! | `memory:NAME` | the memory of this process, [`crate::backend::memory`] |
+//!
+//! Parameters of `s3://`:
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `endpoint=https://host:port` | the server; else Amazon's, or `AWS_ENDPOINT_URL` |
+//! | `region=eu-central-1` | else `AWS_REGION`, or `us-east-1` |
+//! | `credentials=/path` | a file like `~/.aws/credentials`; else `AWS_ACCESS_KEY_ID` and the other usual places |
+//!
+//! Parameters of `3fs://`:
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `usrbio=off` | read through the mount even where 3FS's library is |
+//! | `library=/path` | the library, else `libhf3fs_api_shared.so` where the loader finds it |
+//!
+//! Parameters of every URL:
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -15,17 +39,25 @@ use crate::backend::Backend;
 use crate::backend::fault::{Fault, FaultPlan};
 use crate::backend::memory::Memory;
 use crate::backend::posix::Posix;
+use crate::backend::s3::{Address, S3};
+use crate::backend::threefs::{self, ThreeFs, Usrbio};
 use crate::backend::throttle::{Speed, Throttle};
-use layer::{Error, ErrorKind, Result};
-use std::path::Path;
+use layer::{Context, Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Opens the backend that a URL names; a directory is created when it is absent.
+/// Opens the backend that a URL names; a directory is created when it is absent, a bucket is not.
+///
+/// `Unavailable` and `Timeout` when the place cannot be reached, `Denied` without the right to it,
+/// `Unsupported` for a place that cannot hold a store (an unknown scheme, an S3 server without conditional
+/// writes), `Invalid` for what is wrong in the URL itself.
 pub fn open(url: &str) -> Result<Arc<dyn Backend>> {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let wrappers = Wrappers::parse(url, query)?;
-    let mut backend = open_place(url, place)?;
+    let mut parameters = Parameters::parse(url, query);
+    let place = Place::parse(url, place, &mut parameters)?;
+    let wrappers = Wrappers::parse(parameters)?;
+    let mut backend = place.open()?;
     if let Some(plan) = wrappers.faults {
         backend = Arc::new(Fault::new(backend, plan));
     }
@@ -35,28 +67,102 @@ pub fn open(url: &str) -> Result<Arc<dyn Backend>> {
     Ok(backend)
 }
 
-fn open_place(url: &str, place: &str) -> Result<Arc<dyn Backend>> {
-    if let Some(name) = place.strip_prefix("memory:") {
-        return Ok(Arc::new(Memory::named(name)));
+/// For a store on 3FS: the mount whose rings its reads go by, or why they go through the mount. None for every
+/// other store. Nothing is opened or made.
+pub fn usrbio(url: &str) -> Option<Result<PathBuf>> {
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    match Place::parse(url, place, &mut Parameters::parse(url, query)) {
+        Ok(Place::ThreeFs(path, usrbio)) => Some(threefs::probe(Path::new(&path), &usrbio)),
+        Ok(_) => None,
+        Err(error) => place.starts_with("3fs://").then_some(Err(error)),
     }
-    if let Some(path) = place.strip_prefix("file://") {
-        if !path.starts_with('/') {
-            return Err(Error::invalid(format!("store {url:?} names a host; write file:///dir")));
+}
+
+/// What stands behind the question mark.
+struct Parameters<'a> {
+    url: &'a str,
+    pairs: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Parameters<'a> {
+    fn parse(url: &'a str, query: &'a str) -> Self {
+        let pairs = query.split('&').filter(|parameter| !parameter.is_empty());
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
+        Self { url, pairs }
+    }
+
+    /// Takes a parameter out, with its %-escapes resolved.
+    fn take(&mut self, name: &str) -> Result<Option<String>> {
+        let Some(at) = self.pairs.iter().position(|(found, _)| *found == name) else {
+            return Ok(None);
+        };
+        percent_decoded(self.url, self.pairs.remove(at).1).map(Some)
+    }
+}
+
+/// Where a store lies.
+enum Place {
+    Memory(String),
+    Directory(String),
+    ThreeFs(String, Usrbio),
+    S3(Address),
+}
+
+impl Place {
+    fn parse(url: &str, place: &str, parameters: &mut Parameters<'_>) -> Result<Self> {
+        if let Some(name) = place.strip_prefix("memory:") {
+            return Ok(Self::Memory(name.to_owned()));
         }
-        return Ok(Arc::new(Posix::open(Path::new(&percent_decoded(url, path)?))?));
+        let Some((scheme, rest)) = place.split_once("://") else {
+            if place.is_empty() {
+                return Err(Error::invalid("an empty store URL; write file:///dir"));
+            }
+            return Ok(Self::Directory(place.to_owned()));
+        };
+        let directory = || match rest.starts_with('/') {
+            true => percent_decoded(url, rest),
+            false => {
+                Err(Error::invalid(format!("store {url:?} names a host; write {scheme}:///dir")))
+            }
+        };
+        match scheme {
+            "file" => Ok(Self::Directory(directory()?)),
+            "3fs" => Ok(Self::ThreeFs(directory()?, how_to_read(parameters)?)),
+            "s3" => {
+                let address = Address::parse(rest).context(|| format!("store {url:?}"))?;
+                Ok(Self::S3(Address {
+                    endpoint: parameters.take("endpoint")?,
+                    region: parameters.take("region")?,
+                    credentials: parameters.take("credentials")?.map(Into::into),
+                    ..address
+                }))
+            }
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "store {url:?}: {scheme}:// is unknown; there are file://, 3fs:// and s3://"
+                ),
+            )),
+        }
     }
-    if let Some((scheme, _)) = place.split_once("://") {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "store {url:?}: {scheme}:// is not in this version; use file:///dir (for 3FS, its mount directory)"
-            ),
-        ));
+
+    fn open(self) -> Result<Arc<dyn Backend>> {
+        Ok(match self {
+            Self::Memory(name) => Arc::new(Memory::named(&name)),
+            Self::Directory(path) => Arc::new(Posix::open(Path::new(&path))?),
+            Self::ThreeFs(path, usrbio) => Arc::new(ThreeFs::open(Path::new(&path), &usrbio)?),
+            Self::S3(address) => Arc::new(S3::open(&address)?),
+        })
     }
-    if place.is_empty() {
-        return Err(Error::invalid("an empty store URL; write file:///dir"));
+}
+
+fn how_to_read(parameters: &mut Parameters<'_>) -> Result<Usrbio> {
+    let library = parameters.take("library")?;
+    match parameters.take("usrbio")?.as_deref() {
+        None => Ok(library.map_or(Usrbio::IfThere, |path| Usrbio::Library(path.into()))),
+        Some("off") => Ok(Usrbio::Off),
+        Some(other) => Err(Error::invalid(format!("parameter \"usrbio\" is off, not {other:?}"))),
     }
-    Ok(Arc::new(Posix::open(Path::new(place))?))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -66,12 +172,11 @@ struct Wrappers {
 }
 
 impl Wrappers {
-    fn parse(url: &str, query: &str) -> Result<Self> {
+    fn parse(parameters: Parameters<'_>) -> Result<Self> {
         let mut wrappers = Self::default();
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        for (name, value) in parameters.pairs {
             wrappers.set(name, value).map_err(|why| {
-                Error::invalid(format!("store {url:?}: parameter {name:?} {why}"))
+                Error::invalid(format!("store {:?}: parameter {name:?} {why}", parameters.url))
             })?;
         }
         Ok(wrappers)
@@ -168,14 +273,19 @@ mod tests {
     fn bad_urls_are_refused_with_what_is_wrong() {
         for (url, says) in [
             ("", "empty"),
-            ("s3://bucket/x", "s3:// is not in this version"),
+            ("gs://bucket/x", "gs:// is unknown"),
+            ("s3:///x", "no name of a bucket"),
+            ("s3://b?credentials=/no/such/file", "credentials file"),
+            ("file:///tmp?endpoint=x", "\"endpoint\" is unknown"),
+            ("3fs://host/x", "names a host"),
+            ("3fs:///x?usrbio=on", "is off, not"),
             ("file://host/x", "names a host"),
             ("memory:x?bandwidth=fast", "\"bandwidth\" has no size"),
             ("memory:x?latency=2", "\"latency\" is unknown"),
             ("memory:x?fault_error=2000", "above 1000"),
             ("file:///a%2", "%-escape"),
         ] {
-            let error = open(url).unwrap_err().to_string();
+            let error = open(url).unwrap_err().chain();
             assert!(error.contains(says), "{url}: {error}");
         }
     }

@@ -1,16 +1,14 @@
 //! One suite that every backend must pass, plain or wrapped: what `store::Backend` promises.
 #![allow(clippy::unwrap_used)]
 
+mod places;
+
 use layer::ErrorKind;
+use places::on_every_backend;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
-use store::backend::fault::{Fault, FaultPlan};
-use store::backend::memory::Memory;
-use store::backend::posix::Posix;
-use store::backend::throttle::{Speed, Throttle};
 use store::{Backend, Key};
 
 fn key(text: &str) -> Key {
@@ -21,17 +19,6 @@ fn put(store: &dyn Backend, name: &str, bytes: &[u8]) -> layer::Result<()> {
     let mut upload = store.create(&key(name))?;
     upload.write(bytes)?;
     upload.publish()
-}
-
-/// Runs `check` on every backend, each empty.
-fn on_every_backend(check: impl Fn(Arc<dyn Backend>)) {
-    let directory = tempfile::tempdir().unwrap();
-    let posix = |name: &str| Arc::new(Posix::open(&directory.path().join(name)).unwrap());
-    check(posix("plain"));
-    check(Arc::new(Memory::new()));
-    let speed = Speed { bandwidth_bytes_per_s: 1 << 40, latency: Duration::ZERO };
-    check(Arc::new(Throttle::new(posix("throttled"), speed)));
-    check(Arc::new(Fault::new(posix("faulty"), FaultPlan::default())));
 }
 
 #[test]
@@ -163,7 +150,7 @@ fn listings_page_in_byte_order() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// Against a map as the model, for any names, sizes and order.
     #[test]

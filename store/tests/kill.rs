@@ -2,12 +2,16 @@
 //! the dead behind.
 #![allow(clippy::unwrap_used)]
 
+mod places;
+
 use layer::ChunkDigest;
 use layer::chunk::ChunkTable;
 use layer::layer_file::LayerFile;
 use layer::manifest::{LayerKind, Manifest};
 use layer::pack::Codec;
 use layer::reference::{Reference, Target};
+use places::Places;
+use places::s3::Server;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -15,7 +19,7 @@ use std::time::Duration;
 use store::codec::decode_chunk;
 use store::{Store, open};
 
-const DIRECTORY: &str = "LAMELLA_TEST_KILL_DIRECTORY";
+const STORE: &str = "LAMELLA_TEST_KILL_STORE";
 
 struct Killed(Child);
 
@@ -40,8 +44,8 @@ fn layer_file(note: &str) -> LayerFile {
 /// Publishes for ever; a child process of the test below, and nothing when run by itself.
 #[test]
 fn endless_writer() {
-    let Ok(directory) = std::env::var(DIRECTORY) else { return };
-    let store = Store::open(open(&directory).unwrap()).unwrap();
+    let Ok(url) = std::env::var(STORE) else { return };
+    let store = Store::open(open(&url).unwrap()).unwrap();
     let reference: Reference = "base/a".parse().unwrap();
     for round in 0_u64.. {
         let mut pack = store.pack_writer().unwrap();
@@ -57,10 +61,8 @@ fn endless_writer() {
     }
 }
 
-fn check(directory: &Path) -> usize {
-    let store = Store::open(open(directory.to_str().unwrap()).unwrap()).unwrap();
-    let left = std::fs::read_dir(directory.join(".tmp")).map_or(0, Iterator::count);
-    assert_eq!(left, 0, "temporary files of the dead writer are still there");
+fn check(url: &str) -> usize {
+    let store = Store::open(open(url).unwrap()).unwrap();
     for pack in store.list_packs().unwrap() {
         for entry in store.read_pack_footer(&pack).unwrap() {
             let mut payload = vec![0; entry.stored_bytes as usize];
@@ -80,22 +82,52 @@ fn check(directory: &Path) -> usize {
     history.len()
 }
 
-#[test]
-fn a_killed_writer_leaves_nothing_half_done() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut interrupted = 0;
-    for round in 0..20_u64 {
+/// Kills a writer again and again, after more and more milliseconds.
+fn kill_writers(url: &str, rounds: u64, base_ms: u64, mut after: impl FnMut()) {
+    let mut moves = 0;
+    for round in 0..rounds {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "endless_writer"])
-            .env(DIRECTORY, directory.path())
+            .env(STORE, url)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
         let child = Killed(child);
-        thread::sleep(Duration::from_millis(15 + round * 7 % 40));
+        thread::sleep(Duration::from_millis(base_ms + round * 7 % 40));
         drop(child);
-        interrupted += std::fs::read_dir(directory.path().join(".tmp")).map_or(0, Iterator::count);
-        check(directory.path());
+        after();
+        moves = check(url);
     }
+    eprintln!("{moves} moves of the reference");
+}
+
+/// Temporary files in a store's directory, after an open that collects those of the dead.
+fn left(directory: &Path, before_open: bool) -> usize {
+    if !before_open {
+        open(directory.to_str().unwrap()).unwrap();
+    }
+    std::fs::read_dir(directory.join(".tmp")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn a_killed_writer_leaves_nothing_half_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut interrupted = 0;
+    let directory = directory.path();
+    kill_writers(directory.to_str().unwrap(), 20, 15, || {
+        interrupted += left(directory, true);
+        assert_eq!(left(directory, false), 0, "files of the dead writer are still there");
+    });
     println!("{interrupted} of 20 kills met an unfinished object");
+}
+
+#[test]
+fn a_killed_writer_to_3fs_leaves_nothing_half_done() {
+    let places = Places::new();
+    kill_writers(&places.threefs.url(), 5, 60, || ());
+}
+
+#[test]
+fn a_killed_writer_to_s3_leaves_nothing_half_done() {
+    kill_writers(&Server::shared().url(), 5, 150, || ());
 }

@@ -2,6 +2,8 @@
 //! move by compare-and-swap, and what is half done is invisible.
 #![allow(clippy::unwrap_used)]
 
+mod places;
+
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
 use layer::environment::{Environment, RunConfig};
 use layer::layer_file::LayerFile;
@@ -28,10 +30,12 @@ fn layer_file(chunks: &[Chunk], note: &str) -> LayerFile {
     LayerFile { manifest, chunk_table, metadata }
 }
 
-fn memory_store() -> (Memory, Store) {
-    let memory = Memory::new();
-    let store = Store::open(Arc::new(memory.clone())).unwrap();
-    (memory, store)
+/// Calls `check` with an empty store of every kind.
+fn each_store(check: impl Fn(Arc<dyn Backend>, Store)) {
+    places::on_every_backend(|backend| {
+        let store = Store::open(backend.clone()).unwrap();
+        check(backend, store);
+    });
 }
 
 fn put_some_layer(store: &Store, note: &str) -> LayerId {
@@ -55,284 +59,336 @@ fn damage(backend: &dyn Backend, name: &str, change: impl FnOnce(&mut Vec<u8>)) 
 
 #[test]
 fn a_store_is_made_once_and_recognised_after() {
-    let memory = Memory::new();
-    let stores: Vec<Store> = thread::scope(|scope| {
-        let open = || scope.spawn(|| Store::open(Arc::new(memory.clone())).unwrap());
-        let opening: Vec<_> = (0..4).map(|_| open()).collect();
-        opening.into_iter().map(|thread| thread.join().unwrap()).collect()
+    places::on_every_backend(|backend| {
+        let stores: Vec<Store> = thread::scope(|scope| {
+            let open = || scope.spawn(|| Store::open(backend.clone()).unwrap());
+            let opening: Vec<_> = (0..4).map(|_| open()).collect();
+            opening.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(stores.iter().all(|store| store.id() == stores[0].id()));
+        damage(&*backend, "FORMAT", |bytes| {
+            *bytes = String::from_utf8(bytes.clone()).unwrap().replace(":1", ":9").into_bytes();
+        });
+        let error = Store::open(backend.clone()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        damage(&*backend, "FORMAT", Vec::clear);
+        assert_eq!(Store::open(backend.clone()).unwrap_err().kind(), ErrorKind::Corrupt);
     });
-    assert!(stores.iter().all(|store| store.id() == stores[0].id()));
-    damage(&memory, "FORMAT", |bytes| {
-        *bytes = String::from_utf8(bytes.clone()).unwrap().replace(":1", ":9").into_bytes();
-    });
-    let error = Store::open(Arc::new(memory.clone())).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
-    damage(&memory, "FORMAT", Vec::clear);
-    assert_eq!(Store::open(Arc::new(memory)).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 #[test]
 fn layers_are_checked_when_written_and_when_read() {
-    let (memory, store) = memory_store();
-    let file = layer_file(&[], "one");
-    let bytes = file.encode().unwrap();
-    assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), false));
-    assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), true));
-    assert_eq!(store.read_layer(&file.id()).unwrap(), file);
-    assert_eq!(store.list_layers().unwrap(), [file.id()]);
-    assert_eq!(store.layers_like(&file.id().to_string()[..8]).unwrap(), [file.id()]);
-    assert_eq!(store.layers_like("00000000").unwrap(), []);
-    assert!(store.layers_like("/").is_err() && store.layers_like("../x").is_err());
-    let layout = store.read_layer_layout(&file.id()).unwrap();
-    let mut metadata = vec![0; 3];
-    store.read_layer_part(&file.id(), layout.metadata.start, &mut metadata).unwrap();
-    assert_eq!(metadata, b"one");
-    let tables = (file.manifest.clone(), file.chunk_table.clone());
-    assert_eq!(store.read_layer_tables(&file.id()).unwrap(), tables);
-    let absent = store.read_layer(&LayerId([9; 32])).unwrap_err();
-    assert_eq!(
-        (absent.kind(), absent.to_string().contains("is not on the store")),
-        (ErrorKind::NotFound, true)
-    );
+    each_store(|memory, store| {
+        let file = layer_file(&[], "one");
+        let bytes = file.encode().unwrap();
+        assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), false));
+        assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), true));
+        assert_eq!(store.read_layer(&file.id()).unwrap(), file);
+        assert_eq!(store.list_layers().unwrap(), [file.id()]);
+        assert_eq!(store.layers_like(&file.id().to_string()[..8]).unwrap(), [file.id()]);
+        assert_eq!(store.layers_like("00000000").unwrap(), []);
+        assert!(store.layers_like("/").is_err() && store.layers_like("../x").is_err());
+        let layout = store.read_layer_layout(&file.id()).unwrap();
+        let mut metadata = vec![0; 3];
+        store.read_layer_part(&file.id(), layout.metadata.start, &mut metadata).unwrap();
+        assert_eq!(metadata, b"one");
+        let tables = (file.manifest.clone(), file.chunk_table.clone());
+        assert_eq!(store.read_layer_tables(&file.id()).unwrap(), tables);
+        let absent = store.read_layer(&LayerId([9; 32])).unwrap_err();
+        assert_eq!(
+            (absent.kind(), absent.to_string().contains("is not on the store")),
+            (ErrorKind::NotFound, true)
+        );
 
-    let name = store.backend().list("layers/", None, 1).unwrap().remove(0);
-    damage(&memory, &name, |bytes| *bytes.last_mut().unwrap() ^= 1);
-    assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
-    damage(&memory, &name, |bytes| *bytes = layer_file(&[], "two").encode().unwrap());
-    assert_eq!(store.read_layer_tables(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
-    // Publishing the same layer again repairs it.
-    assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), false));
-    assert_eq!(store.read_layer(&file.id()).unwrap(), file);
-    let mut broken = bytes.clone();
-    broken.truncate(100);
-    assert_eq!(store.put_layer(&broken).unwrap_err().kind(), ErrorKind::Corrupt);
+        let name = store.backend().list("layers/", None, 1).unwrap().remove(0);
+        damage(&*memory, &name, |bytes| *bytes.last_mut().unwrap() ^= 1);
+        assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
+        damage(&*memory, &name, |bytes| *bytes = layer_file(&[], "two").encode().unwrap());
+        assert_eq!(store.read_layer_tables(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(store.read_layer(&file.id()).unwrap_err().kind(), ErrorKind::Corrupt);
+        // Publishing the same layer again repairs it.
+        assert_eq!(store.put_layer(&bytes).unwrap(), (file.id(), false));
+        assert_eq!(store.read_layer(&file.id()).unwrap(), file);
+        let mut broken = bytes.clone();
+        broken.truncate(100);
+        assert_eq!(store.put_layer(&broken).unwrap_err().kind(), ErrorKind::Corrupt);
+    });
 }
 
 #[test]
 fn environments_are_checked_when_written_and_when_read() {
-    let (memory, store) = memory_store();
-    let environment = Environment::new(vec![LayerId([1; 32])], RunConfig::default()).unwrap();
-    let document = environment.canonical();
-    assert_eq!(store.put_environment(&document).unwrap(), (environment.id(), false));
-    assert_eq!(store.put_environment(&document).unwrap(), (environment.id(), true));
-    assert_eq!(store.read_environment(&environment.id()).unwrap(), environment);
-    assert_eq!(store.list_environments().unwrap(), [environment.id()]);
-    assert!(store.put_environment(b"{}").is_err());
-    let other = Environment::new(vec![LayerId([2; 32])], RunConfig::default()).unwrap();
-    let name = store.backend().list("envs/", None, 1).unwrap().remove(0);
-    damage(&memory, &name, |bytes| *bytes = other.canonical());
-    assert_eq!(store.read_environment(&environment.id()).unwrap_err().kind(), ErrorKind::Corrupt);
+    each_store(|memory, store| {
+        let environment = Environment::new(vec![LayerId([1; 32])], RunConfig::default()).unwrap();
+        let document = environment.canonical();
+        assert_eq!(store.put_environment(&document).unwrap(), (environment.id(), false));
+        assert_eq!(store.put_environment(&document).unwrap(), (environment.id(), true));
+        assert_eq!(store.read_environment(&environment.id()).unwrap(), environment);
+        assert_eq!(store.list_environments().unwrap(), [environment.id()]);
+        assert!(store.put_environment(b"{}").is_err());
+        let other = Environment::new(vec![LayerId([2; 32])], RunConfig::default()).unwrap();
+        let name = store.backend().list("envs/", None, 1).unwrap().remove(0);
+        damage(&*memory, &name, |bytes| *bytes = other.canonical());
+        assert_eq!(
+            store.read_environment(&environment.id()).unwrap_err().kind(),
+            ErrorKind::Corrupt
+        );
+    });
 }
 
 #[test]
 fn an_unfinished_pack_is_invisible_and_an_empty_one_refused() {
-    let (_, store) = memory_store();
-    let plain = [7; 8192];
-    let digest = ChunkDigest::of(&plain);
+    each_store(|_, store| {
+        let plain = [7; 8192];
+        let digest = ChunkDigest::of(&plain);
+        let mut pack = store.pack_writer().unwrap();
+        let id = pack.id();
+        pack.append(digest, Codec::None, 8192, &plain).unwrap();
+        assert!(pack.append(digest, Codec::None, 4096, &plain).is_err());
+        assert!(pack.append(ChunkDigest::ZERO, Codec::None, 8192, &plain).is_err());
+        drop(pack);
+        assert!(store.list_packs().unwrap().is_empty());
+        assert_eq!(store.read_pack_footer(&id).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(store.pack_writer().unwrap().finish().unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(store.list_packs().unwrap().is_empty());
+    });
+}
+
+/// Where codec, pack and footer meet: every chunk comes back, whatever was stored. A chunk is some blocks of a
+/// byte, or of what cannot be compressed.
+fn packs_give_back(store: &Store, shapes: &[(u32, u8, bool)]) {
     let mut pack = store.pack_writer().unwrap();
-    let id = pack.id();
-    pack.append(digest, Codec::None, 8192, &plain).unwrap();
-    assert!(pack.append(digest, Codec::None, 4096, &plain).is_err());
-    assert!(pack.append(ChunkDigest::ZERO, Codec::None, 8192, &plain).is_err());
-    drop(pack);
-    assert!(store.list_packs().unwrap().is_empty());
-    assert_eq!(store.read_pack_footer(&id).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(store.pack_writer().unwrap().finish().unwrap_err().kind(), ErrorKind::Invalid);
-    assert!(store.list_packs().unwrap().is_empty());
+    let mut plains = Vec::new();
+    for (number, (blocks, fill, mixed)) in shapes.iter().enumerate() {
+        let mut plain = vec![*fill; (blocks.min(&4) * BLOCK_BYTES) as usize];
+        plain[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        if *mixed {
+            let mut hash = Digest::of(&plain);
+            for part in plain.chunks_mut(32) {
+                hash = Digest::of(hash.as_bytes());
+                part.copy_from_slice(hash.as_bytes());
+            }
+        }
+        let (codec, payload) = encode_chunk(&plain, 1);
+        pack.append(ChunkDigest::of(&plain), codec, plain.len() as u32, &payload).unwrap();
+        plains.push(plain);
+    }
+    let sealed = pack.finish().unwrap();
+    let entries = store.read_pack_footer(&sealed.id).unwrap();
+    assert_eq!(entries, sealed.entries);
+    for (entry, plain) in entries.iter().zip(&plains) {
+        let mut payload = vec![0; entry.stored_bytes as usize];
+        store.read_pack(&sealed.id, entry.offset, &mut payload).unwrap();
+        let found = decode_chunk(&payload, entry.codec, entry.plain_bytes, &entry.digest).unwrap();
+        assert_eq!(&found, plain);
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Where codec, pack and footer meet: every chunk comes back, whatever was stored.
     #[test]
     fn packs_give_back_every_chunk(
         shapes in proptest::collection::vec((1..40u32, any::<u8>(), any::<bool>()), 1..1500),
     ) {
-        let (_, store) = memory_store();
+        packs_give_back(&Store::open(Arc::new(Memory::new())).unwrap(), &shapes);
+    }
+}
+
+#[test]
+fn packs_give_back_every_chunk_in_every_place() {
+    // 24 MiB in all: more than one part of an upload in parts, and more than one range of a read.
+    let shapes: Vec<(u32, u8, bool)> =
+        (0..1500_u32).map(|number| (4, number as u8, number % 10 != 0)).collect();
+    each_store(|_, store| {
+        packs_give_back(&store, &shapes[..40]);
         let mut pack = store.pack_writer().unwrap();
-        let mut plains = Vec::new();
-        for (number, (blocks, fill, mixed)) in shapes.iter().enumerate() {
-            let mut plain = vec![*fill; (blocks.min(&4) * BLOCK_BYTES) as usize];
-            plain[..8].copy_from_slice(&(number as u64).to_le_bytes());
-            if *mixed {
-                let mut hash = Digest::of(&plain);
-                for part in plain.chunks_mut(32) {
-                    hash = Digest::of(hash.as_bytes());
-                    part.copy_from_slice(hash.as_bytes());
-                }
-            }
-            let (codec, payload) = encode_chunk(&plain, 1);
-            pack.append(ChunkDigest::of(&plain), codec, plain.len() as u32, &payload).unwrap();
-            plains.push(plain);
+        for (number, _) in shapes.iter().enumerate() {
+            let plain = vec![number as u8; 16384];
+            pack.append(ChunkDigest::of(&plain), Codec::None, 16384, &plain).unwrap();
         }
         let sealed = pack.finish().unwrap();
-        let entries = store.read_pack_footer(&sealed.id).unwrap();
-        prop_assert_eq!(&entries, &sealed.entries);
-        for (entry, plain) in entries.iter().zip(&plains) {
-            let mut payload = vec![0; entry.stored_bytes as usize];
-            store.read_pack(&sealed.id, entry.offset, &mut payload).unwrap();
-            let found = decode_chunk(&payload, entry.codec, entry.plain_bytes, &entry.digest).unwrap();
-            prop_assert_eq!(&found, plain);
+        assert_eq!(store.read_pack_footer(&sealed.id).unwrap(), sealed.entries);
+        // One read over the borders of parts, ranges and requests.
+        let (first, last) = (sealed.entries[2], sealed.entries[1400]);
+        let mut read = vec![0; (last.offset - first.offset) as usize];
+        store.read_pack(&sealed.id, first.offset, &mut read).unwrap();
+        for (chunk, number) in read.chunks(16384).zip(2_usize..) {
+            assert!(chunk.iter().all(|byte| *byte == number as u8), "chunk {number}");
         }
-    }
+    });
 }
 
 #[test]
 fn a_damaged_pack_is_told_and_not_believed() {
-    let (memory, store) = memory_store();
-    let mut pack = store.pack_writer().unwrap();
-    pack.append(ChunkDigest::of(&[1; 4096]), Codec::None, 4096, &[1; 4096]).unwrap();
-    let id = pack.finish().unwrap().id;
-    let name = memory.list("packs/", None, 1).unwrap().remove(0);
-    let whole = memory.read_all(&Key::new(name.as_str()).unwrap(), 1 << 20).unwrap();
-    for change in [0, whole.len() - 1, whole.len() - 100] {
-        damage(&memory, &name, |bytes| bytes[change] ^= 4);
-        assert_eq!(store.read_pack_footer(&id).unwrap_err().kind(), ErrorKind::Corrupt, "{change}");
-        damage(&memory, &name, |bytes| bytes[change] ^= 4);
-    }
-    damage(&memory, &name, |bytes| bytes.truncate(90));
-    assert_eq!(store.read_pack_footer(&id).unwrap_err().kind(), ErrorKind::Corrupt);
+    each_store(|memory, store| {
+        let mut pack = store.pack_writer().unwrap();
+        pack.append(ChunkDigest::of(&[1; 4096]), Codec::None, 4096, &[1; 4096]).unwrap();
+        let id = pack.finish().unwrap().id;
+        let name = memory.list("packs/", None, 1).unwrap().remove(0);
+        let whole = memory.read_all(&Key::new(name.as_str()).unwrap(), 1 << 20).unwrap();
+        for change in [0, whole.len() - 1, whole.len() - 100] {
+            damage(&*memory, &name, |bytes| bytes[change] ^= 4);
+            assert_eq!(
+                store.read_pack_footer(&id).unwrap_err().kind(),
+                ErrorKind::Corrupt,
+                "{change}"
+            );
+            damage(&*memory, &name, |bytes| bytes[change] ^= 4);
+        }
+        damage(&*memory, &name, |bytes| bytes.truncate(90));
+        assert_eq!(store.read_pack_footer(&id).unwrap_err().kind(), ErrorKind::Corrupt);
+    });
 }
 
 #[test]
 fn the_newest_readable_hint_counts() {
-    let (memory, store) = memory_store();
-    let layer = LayerId([3; 32]);
-    assert_eq!(store.read_locations(&layer).unwrap(), None);
-    let hint = |offset| Locations {
-        packs: vec![layer::PackId([1; 16])],
-        placements: vec![
-            None,
-            Some(Placement { pack: 0, offset, stored_bytes: 9, codec: Codec::Zstd }),
-        ],
-    };
-    for number in 1..=5 {
-        assert_eq!(store.put_locations(&layer, &hint(number)).unwrap(), number);
-        assert_eq!(store.read_locations(&layer).unwrap(), Some(hint(number)));
-    }
-    let names = memory.list("locations/", None, 99).unwrap();
-    assert_eq!(names.len(), 3, "{names:?}");
-    damage(&memory, &names[0], |bytes| bytes[30] ^= 1);
-    assert_eq!(store.read_locations(&layer).unwrap(), Some(hint(4)));
-    assert_eq!(store.put_locations(&layer, &hint(6)).unwrap(), 6);
+    each_store(|memory, store| {
+        let layer = LayerId([3; 32]);
+        assert_eq!(store.read_locations(&layer).unwrap(), None);
+        let hint = |offset| Locations {
+            packs: vec![layer::PackId([1; 16])],
+            placements: vec![
+                None,
+                Some(Placement { pack: 0, offset, stored_bytes: 9, codec: Codec::Zstd }),
+            ],
+        };
+        for number in 1..=5 {
+            assert_eq!(store.put_locations(&layer, &hint(number)).unwrap(), number);
+            assert_eq!(store.read_locations(&layer).unwrap(), Some(hint(number)));
+        }
+        let names = memory.list("locations/", None, 99).unwrap();
+        assert_eq!(names.len(), 3, "{names:?}");
+        damage(&*memory, &names[0], |bytes| bytes[30] ^= 1);
+        assert_eq!(store.read_locations(&layer).unwrap(), Some(hint(4)));
+        assert_eq!(store.put_locations(&layer, &hint(6)).unwrap(), 6);
+    });
 }
 
 #[test]
 fn references_keep_their_history_and_lists_do_not_mix_names() {
-    let (_, store) = memory_store();
-    let layers: Vec<LayerId> =
-        (0..3).map(|note| put_some_layer(&store, &note.to_string())).collect();
-    let target = |number: usize| Some(Target::Layer(layers[number]));
-    for (name, number) in
-        [("base/a/b:c", 0), ("base/a:b", 1), ("base/a/b:latest", 2), ("diff/a:b", 0)]
-    {
-        let entry = store.move_reference(&reference(name), target(number), "me", None).unwrap();
-        assert_eq!((entry.number, entry.target), (1, target(number)));
-    }
-    let a = reference("base/a:b");
-    assert_eq!(store.move_reference(&a, target(0), "you", Some(1)).unwrap().number, 2);
-    assert_eq!(store.move_reference(&a, None, "you", None).unwrap().number, 3);
-    let history = store.history(&a).unwrap();
-    let seen: Vec<_> = history.iter().map(|entry| (entry.number, entry.target)).collect();
-    assert_eq!(seen, [(3, None), (2, target(0)), (1, target(1))]);
-    assert_eq!(store.current(&a).unwrap().unwrap(), history[0]);
-    assert_eq!(store.current(&reference("base/a:c")).unwrap(), None);
-    let names = |kind| -> Vec<String> {
-        store.list_references(kind).unwrap().iter().map(|(name, _)| name.to_string()).collect()
-    };
-    assert_eq!(names(Some(RefKind::Base)), ["base/a/b:c", "base/a/b:latest", "base/a:b"]);
-    assert_eq!(names(None).len(), 4);
-    assert_eq!(store.list_references(None).unwrap()[2], (a, 3));
-    assert_eq!(names(Some(RefKind::Env)), Vec::<String>::new());
+    each_store(|_, store| {
+        let layers: Vec<LayerId> =
+            (0..3).map(|note| put_some_layer(&store, &note.to_string())).collect();
+        let target = |number: usize| Some(Target::Layer(layers[number]));
+        for (name, number) in
+            [("base/a/b:c", 0), ("base/a:b", 1), ("base/a/b:latest", 2), ("diff/a:b", 0)]
+        {
+            let entry = store.move_reference(&reference(name), target(number), "me", None).unwrap();
+            assert_eq!((entry.number, entry.target), (1, target(number)));
+        }
+        let a = reference("base/a:b");
+        assert_eq!(store.move_reference(&a, target(0), "you", Some(1)).unwrap().number, 2);
+        assert_eq!(store.move_reference(&a, None, "you", None).unwrap().number, 3);
+        let history = store.history(&a).unwrap();
+        let seen: Vec<_> = history.iter().map(|entry| (entry.number, entry.target)).collect();
+        assert_eq!(seen, [(3, None), (2, target(0)), (1, target(1))]);
+        assert_eq!(store.current(&a).unwrap().unwrap(), history[0]);
+        assert_eq!(store.current(&reference("base/a:c")).unwrap(), None);
+        let names = |kind| -> Vec<String> {
+            store.list_references(kind).unwrap().iter().map(|(name, _)| name.to_string()).collect()
+        };
+        assert_eq!(names(Some(RefKind::Base)), ["base/a/b:c", "base/a/b:latest", "base/a:b"]);
+        assert_eq!(names(None).len(), 4);
+        assert_eq!(store.list_references(None).unwrap()[2], (a, 3));
+        assert_eq!(names(Some(RefKind::Env)), Vec::<String>::new());
+    });
 }
 
 #[test]
 fn a_reference_moves_only_to_what_exists_and_from_where_it_was_expected() {
-    let (_, store) = memory_store();
-    let layer = put_some_layer(&store, "x");
-    let a = reference("base/a");
-    let kind =
-        |target, expected| store.move_reference(&a, target, "", expected).unwrap_err().kind();
-    assert_eq!(kind(Some(Target::Layer(LayerId([9; 32]))), None), ErrorKind::NotFound);
-    assert_eq!(kind(Some(Target::Environment(EnvId([9; 32]))), None), ErrorKind::Invalid);
-    assert_eq!(kind(Some(Target::Layer(layer)), Some(1)), ErrorKind::Exists);
-    assert_eq!(store.current(&a).unwrap(), None);
-    store.move_reference(&a, Some(Target::Layer(layer)), "", Some(0)).unwrap();
-    assert_eq!(kind(Some(Target::Layer(layer)), Some(0)), ErrorKind::Exists);
+    each_store(|_, store| {
+        let layer = put_some_layer(&store, "x");
+        let a = reference("base/a");
+        let kind =
+            |target, expected| store.move_reference(&a, target, "", expected).unwrap_err().kind();
+        assert_eq!(kind(Some(Target::Layer(LayerId([9; 32]))), None), ErrorKind::NotFound);
+        assert_eq!(kind(Some(Target::Environment(EnvId([9; 32]))), None), ErrorKind::Invalid);
+        assert_eq!(kind(Some(Target::Layer(layer)), Some(1)), ErrorKind::Exists);
+        assert_eq!(store.current(&a).unwrap(), None);
+        store.move_reference(&a, Some(Target::Layer(layer)), "", Some(0)).unwrap();
+        assert_eq!(kind(Some(Target::Layer(layer)), Some(0)), ErrorKind::Exists);
+    });
 }
 
 #[test]
 fn of_many_compare_and_swaps_exactly_one_wins_and_blind_moves_all_do() {
-    let (_, store) = memory_store();
-    let target = Some(Target::Layer(put_some_layer(&store, "x")));
-    let a = reference("base/a");
-    let race = |expected: Option<u64>| -> usize {
-        let start = Barrier::new(8);
-        thread::scope(|scope| {
-            let run = || {
-                start.wait();
-                store.move_reference(&a, target, "racer", expected).is_ok()
-            };
-            let racers: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
-            racers
-                .into_iter()
-                .filter(|_| true)
-                .map(|racer| usize::from(racer.join().unwrap()))
-                .sum()
-        })
-    };
-    assert_eq!(race(Some(0)), 1);
-    assert_eq!(race(None), 8);
-    let numbers: Vec<u64> = store.history(&a).unwrap().iter().map(|entry| entry.number).collect();
-    assert_eq!(numbers, (1..=9).rev().collect::<Vec<_>>());
+    each_store(|_, store| {
+        let target = Some(Target::Layer(put_some_layer(&store, "x")));
+        let a = reference("base/a");
+        let race = |expected: Option<u64>| -> usize {
+            let start = Barrier::new(8);
+            thread::scope(|scope| {
+                let run = || {
+                    start.wait();
+                    store.move_reference(&a, target, "racer", expected).is_ok()
+                };
+                let racers: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
+                racers
+                    .into_iter()
+                    .filter(|_| true)
+                    .map(|racer| usize::from(racer.join().unwrap()))
+                    .sum()
+            })
+        };
+        assert_eq!(race(Some(0)), 1);
+        assert_eq!(race(None), 8);
+        let numbers: Vec<u64> =
+            store.history(&a).unwrap().iter().map(|entry| entry.number).collect();
+        assert_eq!(numbers, (1..=9).rev().collect::<Vec<_>>());
+    });
 }
 
 #[test]
 fn a_writer_recognises_its_own_entry_after_a_lost_answer() {
-    let memory = Memory::new();
-    let sound = Store::open(Arc::new(memory.clone())).unwrap();
-    let target = Some(Target::Layer(put_some_layer(&sound, "x")));
-    let plan = FaultPlan {
-        lost_answer_per_mille: 1000,
-        only_class: "refs".into(),
-        ..FaultPlan::default()
-    };
-    let unsure = Store::open(Arc::new(Fault::new(Arc::new(memory), plan))).unwrap();
-    let a = reference("base/a");
-    for number in 1..4 {
-        let entry = unsure.move_reference(&a, target, "me", Some(number - 1)).unwrap();
-        assert_eq!(entry.number, number);
-        assert_eq!(sound.current(&a).unwrap().unwrap(), entry);
-    }
+    each_store(|backend, sound| {
+        let target = Some(Target::Layer(put_some_layer(&sound, "x")));
+        let plan = FaultPlan {
+            lost_answer_per_mille: 1000,
+            only_class: "refs".into(),
+            ..FaultPlan::default()
+        };
+        let unsure = Store::open(Arc::new(Fault::new(backend, plan))).unwrap();
+        let a = reference("base/a");
+        for number in 1..4 {
+            let entry = unsure.move_reference(&a, target, "me", Some(number - 1)).unwrap();
+            assert_eq!(entry.number, number);
+            assert_eq!(sound.current(&a).unwrap().unwrap(), entry);
+        }
+    });
 }
 
 #[test]
 fn leases_end_and_are_released() {
-    let (_, store) = memory_store();
-    let ids = vec![Digest::of(b"layer")];
-    let lease = store.put_lease("node-1", ids.clone(), "a sandbox", 3_600_000).unwrap();
-    let over = store.put_lease("node-1", ids, "", 0).unwrap();
-    assert_eq!((lease.holder(), lease.has_expired(), over.has_expired()), ("node-1", false, true));
-    assert_eq!(store.read_lease(&lease.id).unwrap(), lease);
-    assert_eq!(store.list_leases().unwrap().len(), 2);
-    store.delete_lease(&over.id).unwrap();
-    store.delete_lease(&over.id).unwrap();
-    assert_eq!(store.list_leases().unwrap(), [lease]);
-    for bad in ["", "a/b", "..", "a b"] {
-        assert!(store.put_lease(bad, Vec::new(), "", 1).is_err(), "{bad}");
-    }
-    assert!(store.read_lease("../FORMAT").is_err());
+    each_store(|_, store| {
+        let ids = vec![Digest::of(b"layer")];
+        let lease = store.put_lease("node-1", ids.clone(), "a sandbox", 3_600_000).unwrap();
+        let over = store.put_lease("node-1", ids, "", 0).unwrap();
+        assert_eq!(
+            (
+                lease.holder(),
+                lease.has_expired(),
+                over.has_expired()
+            ),
+            ("node-1", false, true)
+        );
+        assert_eq!(store.read_lease(&lease.id).unwrap(), lease);
+        assert_eq!(store.list_leases().unwrap().len(), 2);
+        store.delete_lease(&over.id).unwrap();
+        store.delete_lease(&over.id).unwrap();
+        assert_eq!(store.list_leases().unwrap(), [lease]);
+        for bad in ["", "a/b", "..", "a b"] {
+            assert!(store.put_lease(bad, Vec::new(), "", 1).is_err(), "{bad}");
+        }
+        assert!(store.read_lease("../FORMAT").is_err());
+    });
 }
 
 /// On a store that fails in every way it knows, an operation succeeds or fails, and what is read is right.
-#[test]
-fn a_failing_store_gives_errors_and_never_wrong_bytes() {
+fn failing_gives_no_wrong_bytes(place: impl Fn() -> Arc<dyn Backend>, seeds: u64) -> u64 {
     let mut struck = 0;
-    for seed in 0..40 {
-        let memory = Memory::new();
-        let sound = Store::open(Arc::new(memory.clone())).unwrap();
+    for seed in 0..seeds {
+        let place = place();
+        let sound = Store::open(place.clone()).unwrap();
         let plan = FaultPlan {
             seed,
             error_per_mille: 80,
@@ -343,7 +399,7 @@ fn a_failing_store_gives_errors_and_never_wrong_bytes() {
             lost_answer_per_mille: 80,
             ..FaultPlan::default()
         };
-        let fault = Fault::new(Arc::new(memory), FaultPlan::default());
+        let fault = Fault::new(place, FaultPlan::default());
         let store = Store::open(Arc::new(fault.clone())).unwrap();
         fault.set_plan(plan);
         let a = reference("base/a");
@@ -387,5 +443,15 @@ fn a_failing_store_gives_errors_and_never_wrong_bytes() {
         }
         struck += fault.struck();
     }
+    struck
+}
+
+#[test]
+fn a_failing_store_gives_errors_and_never_wrong_bytes() {
+    let struck = failing_gives_no_wrong_bytes(|| Arc::new(Memory::new()), 40);
     assert!(struck > 1000, "only {struck} faults struck");
+    places::on_every_backend(|backend| {
+        let struck = failing_gives_no_wrong_bytes(|| backend.clone(), 1);
+        assert!(struck > 20, "only {struck} faults struck");
+    });
 }

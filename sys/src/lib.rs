@@ -23,6 +23,7 @@ pub mod pty;
 pub mod reflink;
 pub mod seccomp;
 pub mod socket;
+pub mod usrbio;
 
 use std::ffi::CString;
 use std::io;

@@ -1,4 +1,4 @@
-//! Installs the Debian packages that building and testing need. Says what it does; does nothing when
+//! Installs the packages that building and testing need. Says what it does; does nothing when
 //! all of them are there.
 
 use crate::Outcome;
@@ -31,7 +31,37 @@ const KERNEL_FOLDER: &str = "/var/cache/lamella/guest/linux";
 /// Installs what is missing.
 pub fn run() -> Outcome {
     packages()?;
-    guest_kernel()
+/// The S3 server of tests, from PyPI, in a virtual environment of its own: tests look for it there.
+const S3_SERVER: &str = "moto[server]==5.2.5";
+const S3_FOLDER: &str = "/var/cache/lamella/s3-server";
+
+    guest_kernel()?;
+    s3_server()
+}
+
+/// Installs the S3 server of tests; this machine's own Python does not get it.
+fn s3_server() -> Outcome {
+    let done = Path::new(S3_FOLDER).join("installed");
+    if std::fs::read_to_string(&done).is_ok_and(|version| version == S3_SERVER) {
+        return Ok(());
+    }
+    println!("setup: installing {S3_SERVER} to {S3_FOLDER} (S3 server of tests)");
+    let pip = Path::new(S3_FOLDER).join("bin/pip");
+    let quiet = ["install", "--quiet", "--disable-pip-version-check", S3_SERVER];
+    command("python3", &["-m", "venv", "--clear", S3_FOLDER])?;
+    command(&pip.to_string_lossy(), &quiet)?;
+    std::fs::write(&done, S3_SERVER).map_err(|error| format!("{}: {error}", done.display()))
+}
+
+fn command(program: &str, arguments: &[&str]) -> Outcome {
+    let status = Command::new(program)
+        .args(arguments)
+        .status()
+        .map_err(|error| format!("{program}: {error}"))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {} failed ({status})", arguments.join(" ")))
 }
 
 /// Unpacks a kernel for the guests of tests; this machine does not get it.

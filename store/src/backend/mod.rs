@@ -9,9 +9,13 @@
 //! // CRASH: a writer that dies before `publish` leaves nothing visible; one that dies inside it
 //! leaves either nothing or the whole object.
 
+pub mod archive;
 pub mod fault;
 pub mod memory;
+mod open_files;
 pub mod posix;
+pub mod s3;
+pub mod threefs;
 pub mod throttle;
 
 use crate::key::Key;

@@ -11,13 +11,15 @@
 //! open removes temporary files of dead writers: at once when the writer was of this boot and its process
 //! is gone, after a day otherwise (a writer on another host cannot be asked).
 
+use super::open_files::OpenFiles;
 use super::{Backend, Upload, absent, taken, too_large, too_short};
 use crate::key::{Key, check_prefix};
 use crate::writer::WriterName;
 use layer::{Context, Error, ErrorKind, Result};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,8 +29,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const TEMPORARY: &str = ".tmp";
 /// Bytes gathered before a write: what 3FS writes at once.
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
-/// Files kept open for positioned reads.
-const OPEN_FILES: usize = 64;
+/// Bytes behind a positioned read that are read into the page cache beside it.
+const READ_ON_BYTES: u64 = 256 << 10;
 
 /// Objects in a directory.
 #[derive(Debug, Clone)]
@@ -37,9 +39,11 @@ pub struct Posix(Arc<Directory>);
 #[derive(Debug)]
 struct Directory {
     root: PathBuf,
+    /// Whether it costs nobody else anything to read more than was asked.
+    on_local_disk: bool,
     writer: WriterName,
     next: AtomicU64,
-    open: Mutex<OpenFiles>,
+    open: Mutex<OpenFiles<File>>,
     poisoned: Mutex<HashSet<PathBuf>>,
 }
 
@@ -49,8 +53,12 @@ impl Posix {
         fs::create_dir_all(root)
             .context(|| format!("create store directory {}", root.display()))?;
         let root = fs::canonicalize(root).context(|| format!("open store {}", root.display()))?;
+        let on_local_disk = File::open(&root)
+            .and_then(|folder| sys::file::space::is_on_local_disk(folder.as_fd()))
+            .context(|| format!("open store {}", root.display()))?;
         let directory = Directory {
             root,
+            on_local_disk,
             writer: WriterName::of_this_process()?,
             next: AtomicU64::new(0),
             open: Mutex::default(),
@@ -58,6 +66,16 @@ impl Posix {
         };
         directory.collect_stale();
         Ok(Self(Arc::new(directory)))
+    }
+
+    /// Opens the object's file for reading.
+    pub(super) fn open_object(&self, key: &Key) -> Result<File> {
+        self.0.open_object(key)
+    }
+
+    /// Closes the object's file, if it is kept open.
+    pub(super) fn forget(&self, key: &Key) {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).forget(key);
     }
 
     /// The store's directory.
@@ -153,6 +171,16 @@ impl Directory {
         Ok(file)
     }
 
+    /// What lies behind a read is often read next, and a local disk has it in the page cache until then. Advice:
+    /// where it fails nothing is lost.
+    fn read_on(&self, file: &File, from: u64) {
+        if self.on_local_disk
+            && let Err(error) = sys::file::space::read_ahead(file.as_fd(), from, READ_ON_BYTES)
+        {
+            tracing::debug!(%error, "read on");
+        }
+    }
+
     fn open_object(&self, key: &Key) -> Result<File> {
         File::open(self.path(key)).map_err(|error| self.missing(key, "open", error))
     }
@@ -184,7 +212,9 @@ impl Backend for Posix {
         file.read_exact_at(into, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => too_short(key, offset, into.len()),
             _ => self.0.missing(key, "read", error),
-        })
+        })?;
+        self.0.read_on(&file, offset + into.len() as u64);
+        Ok(())
     }
 
     fn read_all(&self, key: &Key, max_bytes: u64) -> Result<Vec<u8>> {
@@ -243,7 +273,7 @@ impl Backend for Posix {
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).forget(key);
+        self.forget(key);
         let path = self.0.path(key);
         match fs::remove_file(&path) {
             Ok(()) => path.parent().map_or(Ok(()), |parent| self.0.flush_directory(parent)),
@@ -406,43 +436,10 @@ impl Drop for PosixUpload {
     }
 }
 
-/// Files kept open for reading, the least recently used one closed first.
-///
-/// INVARIANT: a name is never given to other content, so a file that is open cannot be stale.
-#[derive(Debug, Default)]
-struct OpenFiles {
-    clock: u64,
-    files: HashMap<Key, (Arc<File>, u64)>,
-}
-
-impl OpenFiles {
-    fn get(&mut self, key: &Key) -> Option<Arc<File>> {
-        self.clock += 1;
-        let clock = self.clock;
-        let (file, used) = self.files.get_mut(key)?;
-        *used = clock;
-        Some(file.clone())
-    }
-
-    fn put(&mut self, key: &Key, file: &Arc<File>) {
-        if self.files.len() >= OPEN_FILES {
-            let oldest = self.files.iter().min_by_key(|(_, (_, used))| *used);
-            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-                self.files.remove(&oldest);
-            }
-        }
-        self.clock += 1;
-        self.files.insert(key.clone(), (file.clone(), self.clock));
-    }
-
-    fn forget(&mut self, key: &Key) {
-        self.files.remove(key);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::open_files::OPEN_FILES;
 
     fn key(text: &str) -> Key {
         Key::new(text).unwrap()
@@ -526,6 +523,6 @@ mod tests {
                 assert_eq!(u64::from_le_bytes(bytes), number as u64);
             }
         }
-        assert!(store.0.open.lock().unwrap().files.len() <= OPEN_FILES);
+        assert!(store.0.open.lock().unwrap().len() <= OPEN_FILES);
     }
 }

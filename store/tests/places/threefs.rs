@@ -1,0 +1,63 @@
+//! A place that behaves as 3FS does, and the double of its library.
+
+use super::folder::in_folder;
+use super::slow_names::Shared;
+use fuser::BackgroundSession;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../store/tests/places/hf3fs_double.c");
+
+/// The double of 3FS's library, compiled once for this process.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        in_folder("libhf3fs_double.so", |path| {
+            let compiled = Command::new("cc")
+                .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+                .arg(path)
+                .args([SOURCE, "-lpthread"])
+                .status()
+                .unwrap();
+            assert!(compiled.success());
+        })
+    })
+}
+
+/// A mounted 3FS of tests.
+pub struct ThreeFsMount {
+    session: Option<BackgroundSession>,
+    directory: tempfile::TempDir,
+    next: AtomicU32,
+}
+
+impl ThreeFsMount {
+    /// One client of a tree.
+    pub fn of(tree: &Shared) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let session = Some(tree.mount(directory.path()));
+        let mount = Self { session, directory, next: AtomicU32::new(0) };
+        let _ = std::fs::create_dir(mount.path().join("3fs-virt"));
+        mount
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A place that nobody else has, read by the double.
+    pub fn url(&self) -> String {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        format!("3fs://{}/store-{number}?library={}", self.path().display(), library().display())
+    }
+}
+
+impl Drop for ThreeFsMount {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            let _ = session.umount_and_join();
+        }
+    }
+}
