@@ -211,6 +211,18 @@ pub fn expect_sequential(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fadvise(fd, 0, None, Advice::Sequential)?)
 }
 
+/// Has a range read into the page cache, without waiting for it.
+pub fn read_ahead(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
+    let bytes = std::num::NonZeroU64::new(bytes);
+    Ok(rustix::fs::fadvise(fd, offset, bytes, Advice::WillNeed)?)
+}
+
+/// Whether a file lies on a block device of this host, rather than behind a network or a daemon.
+pub fn is_on_local_disk(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // File systems without a device of their own have numbers with major 0.
+    Ok(rustix::fs::major(rustix::fs::fstat(fd)?.st_dev) != 0)
+}
+
 /// What kind of file system a file lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystemKind {
