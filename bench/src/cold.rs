@@ -1,7 +1,7 @@
 //! The first command on a node that has nothing: on demand against fetch-and-unpack, from a throttled
-//! store; and how much is fetched beside what the command touches.
+//! store, without a profile and with one; and how much is fetched beside what the command touches.
 
-use crate::cases::{self, Case, PYTHON, THROTTLE, TRUE};
+use crate::cases::{self, Case, Cold, ENVIRONMENT, GCC, PYTHON, THROTTLE, TRUE};
 use crate::corpus::{self, Kind, Piece};
 use crate::eager;
 use crate::measure::{self, Spread};
@@ -12,27 +12,74 @@ use crate::scratch::Scratch;
 use crate::shell::{self, say};
 use crate::touched::{self, WithoutReadahead};
 
-/// A command, its bar against eager, and what nydus 2.3 (zstd) put into its cache for it, in bytes: it is
-/// in no registry, so its figures are constants of November 2026.
-const CASES: [(Case, f64, f64); 2] = [(TRUE, 20.0, 10e6), (PYTHON, 3.0, 180e6)];
+/// A command and its bars.
+#[derive(Debug, Clone, Copy)]
+struct Bars {
+    case: Case,
+    /// Times faster than eager at least.
+    faster: f64,
+    /// What nydus 2.3 (zstd) put into its cache for it, in bytes: it is in no registry, so its figures are
+    /// constants of November 2026.
+    nydus: f64,
+    /// The most that is fetched, of what the command touches; where there is such a bar.
+    touched: Option<f64>,
+}
 
+const BARS: [Bars; 3] = [
+    Bars { case: TRUE, faster: 50.0, nydus: 10e6, touched: Some(2.5) },
+    Bars { case: PYTHON, faster: 5.0, nydus: 180e6, touched: Some(2.5) },
+    Bars { case: GCC, faster: 15.0, nydus: 93e6, touched: None },
+];
+
+/// What one side of one command took.
 #[derive(Default)]
-struct Series {
-    lazy_time: Spread,
-    eager_time: Spread,
+struct Side {
+    time: Spread,
     plain: Spread,
     stored: Spread,
     metadata: Spread,
     reads: Spread,
     events: Spread,
     asked: Spread,
-    lazy_written: Spread,
+    written: Spread,
+}
+
+impl Side {
+    fn push(&mut self, cold: &Cold) {
+        self.time.push(cold.time.as_secs_f64());
+        self.plain.push(cold.loaded.plain_bytes as f64);
+        self.stored.push(cold.loaded.store_bytes as f64);
+        self.metadata.push(cold.loaded.metadata_bytes as f64);
+        self.reads.push(cold.loaded.store_reads as f64);
+        self.events.push(cold.loaded.events as f64);
+        self.asked.push(cold.asked_bytes as f64);
+        self.written.push(cold.written_bytes as f64);
+    }
+
+    fn show(&self, report: &mut Report, case: &str, side: &str) {
+        report.figure(case, side, "time", Unit::Seconds, &self.time);
+        report.figure(case, side, "asked", Unit::Bytes, &self.asked);
+        report.figure(case, side, "plain bytes", Unit::Bytes, &self.plain);
+        report.figure(case, side, "fetched data", Unit::Bytes, &self.stored);
+        report.figure(case, side, "fetched metadata", Unit::Bytes, &self.metadata);
+        report.figure(case, side, "store requests", Unit::Count, &self.reads);
+        report.figure(case, side, "events", Unit::Count, &self.events);
+        report.figure(case, side, "written", Unit::Bytes, &self.written);
+    }
+}
+
+#[derive(Default)]
+struct Series {
+    lazy: Side,
+    profiled: Side,
+    eager_time: Spread,
     eager_written: Spread,
     touched: f64,
 }
 
 /// `bench cold`.
 pub fn command(options: &Options) -> anyhow::Result<()> {
+    let bars: Vec<Bars> = BARS.into_iter().filter(|bars| options.wants(bars.case.name)).collect();
     let pieces = corpus::ready(options, &[Kind::Base, Kind::Toolkit, Kind::Workspace])?;
     let scratch = Scratch::create(&options.scratch)?;
     let lamella = Lamella::at(&scratch.data())?;
@@ -40,40 +87,58 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
     cases::publish(&lamella, &pieces, |_, _| {})?;
     let url = format!("file://{}{THROTTLE}", shell::text(&lamella.data.join("store"))?);
     let slow = lamella.with_store(&url);
-    let mut series: Vec<Series> = CASES.iter().map(|_| Series::default()).collect();
-    measure_touched(&pieces, &scratch, &mut series)?;
+    let mut series: Vec<Series> = bars.iter().map(|_| Series::default()).collect();
+    measure_touched(&pieces, &scratch, &bars, &mut series)?;
     for round in 1..=options.rounds {
         say(format!("round {round} of {}", options.rounds));
-        for ((case, _, _), series) in CASES.iter().zip(&mut series) {
-            let cold = cases::run_cold(&slow, *case)?;
-            series.lazy_time.push(cold.time.as_secs_f64());
-            series.plain.push(cold.loaded.plain_bytes as f64);
-            series.stored.push(cold.loaded.store_bytes as f64);
-            series.metadata.push(cold.loaded.metadata_bytes as f64);
-            series.reads.push(cold.loaded.store_reads as f64);
-            series.events.push(cold.loaded.events as f64);
-            series.asked.push(cold.asked_bytes as f64);
-            series.lazy_written.push(cold.written_bytes as f64);
+        for (Bars { case, .. }, series) in bars.iter().zip(&mut series) {
+            series.lazy.push(&cases::run_cold(&slow, *case)?);
+            record(&lamella, *case)?;
+            series.profiled.push(&cases::run_cold(&slow, *case)?);
+            forget(&lamella)?;
         }
-        eager_round(&pieces, &scratch, &mut series)?;
+        eager_round(&pieces, &scratch, &bars, &mut series)?;
     }
     let mut report = Report::new("cold", options, &pieces)?;
-    for ((case, faster, nydus), series) in CASES.iter().zip(&series) {
-        judge(&mut report, case.name, series, *faster, *nydus);
+    for (bars, series) in bars.iter().zip(&series) {
+        judge(&mut report, bars, series);
     }
     report.note("store throttled to 100 MB/s and 2 ms a request; daemons up, node cache empty");
     report.note("eager overlaps fetching (4 MiB requests) with unpacking and keeps the page cache");
     report.note("touched: mincore of the unpacked trees after the command, readahead off");
     report.note("written: /proc/diskstats up to and including the write-back");
+    report.note("with a profile: recorded before by one run of the same command on a fresh node");
     report.finish(options)
 }
 
+/// Records what a command touches, on a node that has nothing.
+fn record(lamella: &Lamella, case: Case) -> anyhow::Result<()> {
+    lamella.clear_cache()?;
+    let node = lamella.up()?;
+    lamella.run(&[&["profile", "record", ENVIRONMENT, "--"], case.argv].concat())?;
+    drop(node);
+    Ok(())
+}
+
+/// Removes what was recorded.
+fn forget(lamella: &Lamella) -> anyhow::Result<()> {
+    let node = lamella.up()?;
+    lamella.run(&["profile", "rm", ENVIRONMENT])?;
+    drop(node);
+    Ok(())
+}
+
 /// One pull serves all commands; each is charged with all of it.
-fn eager_round(pieces: &[Piece], scratch: &Scratch, series: &mut [Series]) -> anyhow::Result<()> {
+fn eager_round(
+    pieces: &[Piece],
+    scratch: &Scratch,
+    bars: &[Bars],
+    series: &mut [Series],
+) -> anyhow::Result<()> {
     measure::drop_caches()?;
     let into = scratch.path().join("eager");
     let pulled = eager::pull(pieces, THROTTLE, &into)?;
-    for ((case, _, _), series) in CASES.iter().zip(series) {
+    for (Bars { case, .. }, series) in bars.iter().zip(series) {
         let environment = cases::environment();
         let (run, _) = eager::run(&pulled.trees, scratch.path(), &environment, case.argv)?;
         series.eager_time.push((pulled.time + run).as_secs_f64());
@@ -85,13 +150,14 @@ fn eager_round(pieces: &[Piece], scratch: &Scratch, series: &mut [Series]) -> an
 fn measure_touched(
     pieces: &[Piece],
     scratch: &Scratch,
+    bars: &[Bars],
     series: &mut [Series],
 ) -> anyhow::Result<()> {
     say("measuring what the commands touch");
     let into = scratch.path().join("eager");
     let pulled = eager::pull(pieces, "", &into)?;
     let off = WithoutReadahead::below(&into)?;
-    for ((case, _, _), series) in CASES.iter().zip(series) {
+    for (Bars { case, .. }, series) in bars.iter().zip(series) {
         measure::drop_caches()?;
         eager::run(&pulled.trees, scratch.path(), &cases::environment(), case.argv)?;
         let bytes = touched::resident_bytes(&into)?;
@@ -101,24 +167,33 @@ fn measure_touched(
     corpus::remove_tree(&into)
 }
 
-fn judge(report: &mut Report, case: &str, series: &Series, faster: f64, nydus: f64) {
+fn judge(report: &mut Report, bars: &Bars, series: &Series) {
+    let Series { lazy, profiled, .. } = series;
+    let case = bars.case.name;
     let touched = Spread::from_iter([series.touched]);
-    report.figure(case, "on demand", "time", Unit::Seconds, &series.lazy_time);
     report.figure(case, "eager", "time", Unit::Seconds, &series.eager_time);
-    report.figure(case, "touched", "plain bytes", Unit::Bytes, &touched);
-    report.figure(case, "asked", "plain bytes", Unit::Bytes, &series.asked);
-    report.figure(case, "on demand", "plain bytes", Unit::Bytes, &series.plain);
-    report.figure(case, "on demand", "fetched data", Unit::Bytes, &series.stored);
-    report.figure(case, "on demand", "fetched metadata", Unit::Bytes, &series.metadata);
-    report.figure(case, "on demand", "store requests", Unit::Count, &series.reads);
-    report.figure(case, "on demand", "events", Unit::Count, &series.events);
-    report.figure(case, "on demand", "written", Unit::Bytes, &series.lazy_written);
     report.figure(case, "eager", "written", Unit::Bytes, &series.eager_written);
-    let ratio = series.eager_time.median() / series.lazy_time.median();
-    let promise = format!("`{case}` on demand is faster than eager by");
-    report.at_least(&promise, ratio, faster, Unit::Times);
-    let promise = format!("`{case}` fetches, of the bytes that it touches,");
-    report.at_most(&promise, series.plain.median() / series.touched, 2.5, Unit::Times);
-    let promise = format!("`{case}` fetches, of what nydus fetches,");
-    report.at_most(&promise, series.plain.median() / nydus, 0.8, Unit::Times);
+    report.figure(case, "touched", "plain bytes", Unit::Bytes, &touched);
+    lazy.show(report, case, "on demand");
+    profiled.show(report, case, "with a profile");
+    let mut at_least = |what: &str, value: f64, limit: f64| {
+        report.at_least(&format!("`{case}` {what}"), value, limit, Unit::Times);
+    };
+    let faster = series.eager_time.median() / lazy.time.median();
+    at_least("on demand is faster than eager by", faster, bars.faster);
+    let gained = lazy.time.median() / profiled.time.median();
+    at_least("with a profile is faster than without by", gained, 1.5);
+    let mut at_most = |what: &str, value: f64, limit: f64| {
+        report.at_most(&format!("`{case}` {what}"), value, limit, Unit::Times);
+    };
+    let fetched = lazy.plain.median();
+    if let Some(limit) = bars.touched {
+        at_most("fetches, of the bytes that it touches,", fetched / series.touched, limit);
+    }
+    at_most("fetches, of the bytes asked for,", fetched / lazy.asked.median(), 2.5);
+    let ahead = profiled.plain.median() / profiled.asked.median();
+    at_most("with a profile fetches, of the bytes asked for,", ahead, 1.6);
+    at_most("fetches, of what nydus fetches,", fetched / bars.nydus, 0.7);
+    let written = lazy.written.median() / series.eager_written.median();
+    at_most("writes, of what eager writes,", written, 0.15);
 }

@@ -237,6 +237,24 @@ impl Node {
         })
     }
 
+    /// Attaches layers side by side, as a node does for a sandbox; answers how long all took.
+    pub fn attach_together(&self, references: &[String], holder: &str) -> anyhow::Result<Duration> {
+        let layers = self.layer_ids(references)?;
+        self.call("fsd.sock", async |channel| {
+            let client = v1::layer_fs_client::LayerFsClient::new(channel);
+            let (start, mut calls) = (Instant::now(), tokio::task::JoinSet::new());
+            for layer_id in layers {
+                let (mut client, holder) = (client.clone(), holder.to_owned());
+                let request = v1::AttachRequest { layer_id, holder, ..Default::default() };
+                calls.spawn(async move { client.attach(request).await });
+            }
+            while let Some(answer) = calls.join_next().await {
+                answer??;
+            }
+            Ok(start.elapsed())
+        })
+    }
+
     /// Takes back [`Node::attach`].
     pub fn detach(&self, references: &[String], holder: &str) -> anyhow::Result<()> {
         let layers = self.layer_ids(references)?;

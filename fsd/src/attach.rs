@@ -156,6 +156,9 @@ impl Attachments {
         );
         let fetch = FetchLayer::new(cached, source);
         self.parts.engine.add_sibling(&fetch);
+        if !fetch.cached().is_complete() {
+            fetch.locate_ahead();
+        }
         Ok(ServedLayer::new(fetch, false, Arc::clone(&self.parts.recorder)))
     }
 
@@ -385,14 +388,16 @@ impl Attachments {
         Ok(())
     }
 
-    /// One round of upkeep: makes durable what was filled, drops marks that are not needed any more,
+    /// One round of upkeep: makes durable what was filled and has come to a rest, drops marks that are not needed any more,
     /// releases what lingered.
     pub fn upkeep(&self) {
         for (id, entry) in self.snapshot() {
             let served = lock(&entry).as_ref().map(|live| Arc::clone(&live.served));
             let Some(served) = served else { continue };
             // The flush may take long: not under the lock of the layer.
-            if let Err(error) = served.fetch().cached().make_durable() {
+            if !served.is_restless()
+                && let Err(error) = served.fetch().cached().make_durable()
+            {
                 tracing::error!(layer = %id, error = %error.chain(), "write-back failed");
             }
             let mut state = lock(&entry);

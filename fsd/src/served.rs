@@ -15,6 +15,25 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+/// Rounds of upkeep that a layer may put off its flush for.
+const LONGEST_UNREST: u32 = 4;
+
+/// What the last round of upkeep saw.
+#[derive(Debug, Default)]
+struct Settling {
+    filled_bytes: Option<u64>,
+    calls: u32,
+}
+
+impl Settling {
+    fn is_restless(&mut self, filled_bytes: u64) -> bool {
+        let moved = self.filled_bytes.replace(filled_bytes) != Some(filled_bytes);
+        let restless = moved && self.calls < LONGEST_UNREST;
+        self.calls = if restless { self.calls + 1 } else { 0 };
+        restless
+    }
+}
+
 /// One layer that a plane serves.
 #[derive(Debug)]
 pub struct ServedLayer {
@@ -23,6 +42,7 @@ pub struct ServedLayer {
     asked: Mutex<Asked>,
     recorder: Arc<Recorder>,
     readahead: Readahead,
+    settling: Mutex<Settling>,
     /// Reads that found everything present.
     pub hits: AtomicU64,
     /// Reads that joined what others had asked for.
@@ -40,6 +60,7 @@ impl ServedLayer {
             asked: Mutex::default(),
             recorder,
             readahead: Readahead::default(),
+            settling: Mutex::default(),
             hits: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             denials: AtomicU64::new(0),
@@ -103,6 +124,13 @@ impl ServedLayer {
         self.readahead.follow(self.asked_bytes(), self.fetch.cached().is_durably_complete());
     }
 
+    /// Whether it was opened or filled since the last call: then a flush would meet the readers on the disk.
+    /// For a few calls in a row at most.
+    pub fn is_restless(&self) -> bool {
+        let filled = self.fetch.cached().filled_bytes();
+        self.settling.lock().unwrap_or_else(PoisonError::into_inner).is_restless(filled)
+    }
+
     /// Bytes of the union of all ranges that were asked.
     pub fn asked_bytes(&self) -> u64 {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).ranges.total()
@@ -144,5 +172,23 @@ impl Registry {
     pub fn marked(&self) -> Vec<Arc<ServedLayer>> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         layers.values().filter(|layer| layer.is_marked()).map(Arc::clone).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_that_is_filled_puts_off_its_flush_a_few_times_only() {
+        let mut settling = Settling::default();
+        assert!(settling.is_restless(0), "it was opened a moment ago");
+        assert!(!settling.is_restless(0));
+        assert!(settling.is_restless(1));
+        assert!(!settling.is_restless(1), "it has come to a rest");
+        let rounds: Vec<bool> = (2..12).map(|filled| settling.is_restless(filled)).collect();
+        let (unrest, rest) = (LONGEST_UNREST as usize, LONGEST_UNREST as usize + 1);
+        assert_eq!(rounds.iter().position(|restless| !restless), Some(unrest));
+        assert_eq!(rounds.iter().filter(|restless| !**restless).count(), 10 / rest);
     }
 }

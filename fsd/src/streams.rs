@@ -68,11 +68,15 @@ impl Streams {
 /// How far on both sides of a miss is looked for what is here already.
 const NEAR_BYTES: u64 = 512 << 10;
 /// A layer of which less than this was asked is not guessed about.
-const MIN_ASKED_BYTES: u64 = 2 << 20;
+const MIN_ASKED_BYTES: u64 = 1 << 20;
+/// The most that is guessed on either side of a miss.
+const MAX_SIDE_BYTES: u64 = 256 << 10;
+/// Bytes guessed of a layer for each byte that was asked of it beyond the first.
+const GUESSED_PER_ASKED: u64 = 2;
 
 /// What is fetched along with a miss: where much around it is here already, some of the rest.
 ///
-/// On either side at most half of what is near and here, and over the life of a layer never more than
+/// On either side at most what is near and here, and over the life of a layer never more than twice of what
 /// was asked of it beyond the first bytes.
 #[derive(Debug, Default)]
 pub struct Neighbours {
@@ -89,7 +93,8 @@ impl Neighbours {
         asked: u64,
         has: impl Fn(usize) -> bool,
     ) -> Option<Range<usize>> {
-        let mut budget = asked.saturating_sub(MIN_ASKED_BYTES).saturating_sub(self.guessed);
+        let allowed = asked.saturating_sub(MIN_ASKED_BYTES).saturating_mul(GUESSED_PER_ASKED);
+        let mut budget = allowed.saturating_sub(self.guessed);
         if budget == 0 || missed.clone().all(&has) {
             return None;
         }
@@ -105,7 +110,7 @@ impl Neighbours {
         };
         let here = here(&mut (missed.end..chunks.len())) + here(&mut (0..missed.start).rev());
         let mut along = |side: &mut dyn Iterator<Item = usize>| {
-            let mut room = here / 2;
+            let mut room = here.min(MAX_SIDE_BYTES);
             side.take_while(|chunk| {
                 let fits = !has(*chunk) && bytes(*chunk) <= room.min(budget);
                 if fits {
@@ -178,7 +183,11 @@ mod tests {
             Neighbours::default().around(&chunks, missed, asked, |chunk| here.contains(&chunk))
         };
         let here = [44, 45, 46, 47];
-        assert_eq!(around(50..51, much, &here), Some(48..53), "up to what is here, or half of it");
+        assert_eq!(
+            around(50..51, much, &here),
+            Some(48..55),
+            "up to what is here, or as much of it"
+        );
         assert_eq!(around(50..51, much, &[]), None, "nothing is near");
         assert_eq!(around(50..51, much, &[40, 41, 59, 60]), None, "what is here is far");
         assert_eq!(around(45..46, much, &here), None, "no miss");
@@ -186,11 +195,11 @@ mod tests {
         assert_eq!(around(99..100, much, &[93, 94, 95, 96]), Some(97..100));
         assert_eq!(around(50..51, MIN_ASKED_BYTES, &here), None, "little was asked so far");
         let little = MIN_ASKED_BYTES + CHUNK;
-        assert_eq!(around(50..51, little, &here), Some(50..52), "a budget of one chunk");
+        assert_eq!(around(50..51, little, &here), Some(50..53), "a budget of two chunks");
     }
 
     #[test]
-    fn what_is_guessed_is_never_more_than_what_was_asked() {
+    fn what_is_guessed_is_never_more_than_twice_of_what_was_asked() {
         let chunks = chunks(10_000);
         let mut neighbours = Neighbours::default();
         let mut here = std::collections::BTreeSet::new();
@@ -206,7 +215,7 @@ mod tests {
             assert!(fresh || range.len() == 1);
             let guessed = range.filter(|chunk| here.insert(*chunk) && *chunk != missed).count();
             fetched += guessed as u64 * CHUNK;
-            assert!(fetched <= asked.saturating_sub(MIN_ASKED_BYTES));
+            assert!(fetched <= 2 * asked.saturating_sub(MIN_ASKED_BYTES));
         }
         assert!(fetched > 0);
     }

@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 /// Where a layer is mounted, and by what.
@@ -33,9 +34,12 @@ impl Place {
     }
 }
 
+/// Where a layer is mounted, once it is; locked while it is attached or detached.
+type Noted = Arc<tokio::sync::Mutex<Option<Place>>>;
+
 #[derive(Debug)]
 struct Entry {
-    place: Arc<tokio::sync::Mutex<Option<Place>>>,
+    place: Noted,
     users: usize,
     idle_since: Instant,
 }
@@ -81,17 +85,34 @@ impl Layers {
         if let Some(environment) = environment {
             self.tell(layers, environment);
         }
-        let mut places = Vec::with_capacity(layers.len());
+        // Side by side: a layer that is new to the node takes its time, on other cores and links than the next.
+        let mut attaching = JoinSet::new();
+        let mut found = Vec::with_capacity(layers.len());
         for (index, layer) in layers.iter().enumerate() {
-            match self.attach_one(layer, environment, plane).await {
-                Ok(place) => places.push(place),
+            let place = self.take(layer);
+            if let Some(known) = place.try_lock().ok().as_ref().and_then(|known| known.as_ref()) {
+                found.push((index, known.path_for(layer, plane)));
+                continue;
+            }
+            let request = self.request(layer, environment, plane);
+            let (client, layer) = (self.client.clone(), *layer);
+            attaching
+                .spawn(async move { (index, attach_at(&place, client, &layer, request).await) });
+        }
+        while let Some(attached) = attaching.join_next().await {
+            match attached {
+                Ok(attached) => found.push(attached),
                 Err(error) => {
-                    self.release(&layers[..=index]);
-                    return Err(error);
+                    found.push((0, Err(Error::new(ErrorKind::Internal, error.to_string()))))
                 }
             }
         }
-        Ok(places)
+        found.sort_unstable_by_key(|(index, _)| *index);
+        let places: Result<Vec<PathBuf>> = found.into_iter().map(|(_, place)| place).collect();
+        if places.is_err() {
+            self.release(layers);
+        }
+        places
     }
 
     /// Has fsd fetch ahead what this environment touches of layers that are attached already, once. It is
@@ -117,39 +138,25 @@ impl Layers {
         });
     }
 
-    async fn attach_one(
-        &self,
-        layer: &LayerId,
-        environment: Option<&EnvId>,
-        plane: Plane,
-    ) -> Result<PathBuf> {
-        let place = {
-            let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            let entry = entries.entry(*layer).or_insert_with(|| Entry {
-                place: Arc::default(),
-                users: 0,
-                idle_since: Instant::now(),
-            });
-            entry.users += 1;
-            Arc::clone(&entry.place)
-        };
-        let mut place = place.lock().await;
-        if let Some(place) = place.as_ref() {
-            return place.path_for(layer, plane);
-        }
-        let request = AttachRequest {
+    /// Counts one more user of a layer; answers where its place is noted.
+    fn take(&self, layer: &LayerId) -> Noted {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.entry(*layer).or_insert_with(|| Entry {
+            place: Arc::default(),
+            users: 0,
+            idle_since: Instant::now(),
+        });
+        entry.users += 1;
+        Arc::clone(&entry.place)
+    }
+
+    fn request(&self, layer: &LayerId, environment: Option<&EnvId>, plane: Plane) -> AttachRequest {
+        AttachRequest {
             layer_id: layer.as_bytes().to_vec(),
             holder: self.holder.clone(),
             plane: plane.into(),
             env_id: environment.map(|id| id.as_bytes().to_vec()).unwrap_or_default(),
-        };
-        let answer = self.client.clone().attach(request).await.map_err(|status| {
-            from_status(status).context(format!("attach layer {}", layer.short()))
-        })?;
-        let answer = answer.into_inner();
-        let (path, plane) = (PathBuf::from(&answer.mount_path), answer.plane());
-        *place = Some(Place { path: path.clone(), plane });
-        Ok(path)
+        }
     }
 
     /// Takes one user off each.
@@ -172,7 +179,7 @@ impl Layers {
         places
     }
 
-    fn idle(&self, linger: Duration) -> Vec<(LayerId, Arc<tokio::sync::Mutex<Option<Place>>>)> {
+    fn idle(&self, linger: Duration) -> Vec<(LayerId, Noted)> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let found = entries.iter().filter(|(_, entry)| entry.is_idle(linger));
         found.map(|(layer, entry)| (*layer, Arc::clone(&entry.place))).collect()
@@ -227,3 +234,27 @@ impl Layers {
         Ok(())
     }
 }
+
+/// Attaches a layer unless somebody else has meanwhile.
+async fn attach_at(
+    place: &Noted,
+    mut client: LayerFsClient<Channel>,
+    layer: &LayerId,
+    request: AttachRequest,
+) -> Result<PathBuf> {
+    let mut place = place.lock().await;
+    if let Some(place) = place.as_ref() {
+        return place.path_for(layer, request.plane());
+    }
+    let answer = client
+        .attach(request)
+        .await
+        .map_err(|status| from_status(status).context(format!("attach layer {}", layer.short())))?;
+    let answer = answer.into_inner();
+    let (path, plane) = (PathBuf::from(&answer.mount_path), answer.plane());
+    *place = Some(Place { path: path.clone(), plane });
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 // CRASH: the caller names the folder only when all of it is there.
 
 use super::{CHUNKS, DATA, MANIFEST, METADATA, create_file};
+use crossbeam_channel::{Receiver, Sender};
 use layer::chunk::ChunkTable;
 use layer::layer_file::{HEADER_BYTES, Layout};
 use layer::manifest::Manifest;
@@ -18,6 +19,8 @@ use store::Store;
 const READ_BYTES: u64 = 4 << 20;
 /// Images are hashed in parts of this size.
 const HASH_BYTES: usize = 256 << 10;
+/// Parts of an image that are decompressed and not written.
+const QUEUED_PARTS: usize = 4;
 
 /// Bytes of a layer file from the store, in order.
 struct Stored<'a> {
@@ -98,24 +101,43 @@ fn read_error(error: std::io::Error) -> Error {
     }
 }
 
+/// Writes the image while it is decompressed: hashing and writing are another thread's.
 fn write_image(image: impl Read, manifest: &Manifest, to: &Path) -> Result<()> {
-    let name = || format!("write {}", to.display());
-    let mut file = create_file(to)?;
-    let mut image = image.take(manifest.metadata_bytes + 1);
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; HASH_BYTES];
-    loop {
-        let bytes = image.read(&mut buffer).map_err(read_error)?;
-        if bytes == 0 {
-            break;
-        }
-        hasher.update(&buffer[..bytes]);
-        file.write_all(&buffer[..bytes]).context(name)?;
-    }
-    if hasher.finalize().as_bytes() != manifest.metadata_digest.as_bytes() {
+    let file = create_file(to)?;
+    let image = image.take(manifest.metadata_bytes + 1);
+    let (parts, arriving) = crossbeam_channel::bounded::<Vec<u8>>(QUEUED_PARTS);
+    let (decompressed, digest) = std::thread::scope(|scope| {
+        let keeper = scope.spawn(move || keep(file, &arriving, to));
+        let decompressed = decompress(image, parts);
+        (decompressed, keeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    decompressed?;
+    if digest?.as_bytes() != manifest.metadata_digest.as_bytes() {
         return Err(Error::corrupt(format!("metadata image of layer {}", manifest.id())));
     }
     Ok(())
+}
+
+/// Sends an image part by part, until it ends or nobody takes it.
+fn decompress(mut image: impl Read, parts: Sender<Vec<u8>>) -> Result<()> {
+    loop {
+        let mut part = Vec::with_capacity(HASH_BYTES);
+        let read = image.by_ref().take(HASH_BYTES as u64).read_to_end(&mut part);
+        // Who took them goes away early only with an error, which it answers.
+        if read.map_err(read_error)? == 0 || parts.send(part).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// Hashes and writes what comes, to the end.
+fn keep(mut file: File, parts: &Receiver<Vec<u8>>, to: &Path) -> Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&part);
+        file.write_all(&part).context(|| format!("write {}", to.display()))?;
+    }
+    Ok(hasher.finalize())
 }
 
 /// `Corrupt` for a file with other bytes.

@@ -432,6 +432,10 @@ impl NodeCache {
             let folder = self.folder_of(id);
             std::fs::rename(&arriving, &folder).context(|| format!("name {}", folder.display()))
         });
+        if brought.is_ok() {
+            // The image was compared with its digest while it was written.
+            self.verified().insert(*id);
+        }
         if brought.is_err() {
             // Best effort: what stays is removed by the next start.
             let _ = remove_folder(&arriving);

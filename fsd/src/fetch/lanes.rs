@@ -176,7 +176,7 @@ fn a_demand_waits_for_no_prefetch_and_a_prefetch_for_no_background() {
     assert_eq!(all.len(), LOW_READS + 1);
     let urgent = &all[LOW_READS];
     assert!(world.covers(urgent, 60));
-    assert!(urgent.end - urgent.start <= 160 << 10, "a demand takes little along: {urgent:?}");
+    assert!(urgent.end - urgent.start <= 288 << 10, "a demand takes little along: {urgent:?}");
     world.gated.let_pass(urgent);
     assert!(demand.recv().unwrap());
     assert!(!world.layer.cached().has(0) && !world.layer.cached().has(100));

@@ -113,6 +113,16 @@ impl FetchLayer {
         &self.cached
     }
 
+    /// Reads the location hint beside what the caller does next, so that the first reader does not wait for
+    /// it. What fails is met again, and told, by that reader.
+    pub fn locate_ahead(self: &Arc<Self>) {
+        let layer = Arc::clone(self);
+        let started = spawn("locate", move || layer.source.look_ahead());
+        if let Err(error) = started {
+            tracing::debug!(error = %error.chain(), "locations are read when they are needed");
+        }
+    }
+
     fn flights(&self) -> &Flights {
         &self.flights
     }

@@ -99,12 +99,14 @@ pub struct Queue {
     state: Mutex<State>,
     ready: Condvar,
     low_limit: usize,
+    processors: usize,
 }
 
 impl Queue {
     /// At most `low_limit` threads are in reads of lower lanes at once.
     pub fn new(low_limit: usize) -> Self {
-        Self { state: Mutex::default(), ready: Condvar::new(), low_limit }
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { state: Mutex::default(), ready: Condvar::new(), low_limit, processors }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -126,10 +128,17 @@ impl Queue {
         }
     }
 
-    /// Queues pieces to decode and wakes threads for them.
+    /// Queues pieces to decode and wakes as many threads as can be of use for them.
     pub fn push_pieces(&self, class: Class, pieces: impl Iterator<Item = Piece>) {
-        self.lock().lane(class).pieces.extend(pieces);
-        self.ready.notify_all();
+        let mut state = self.lock();
+        let lane = &mut state.lane(class).pieces;
+        let before = lane.len();
+        lane.extend(pieces);
+        let fresh = lane.len() - before;
+        drop(state);
+        for _ in 0..fresh.min(self.processors) {
+            self.ready.notify_one();
+        }
     }
 
     /// Somebody waits now for chunks that a lower lane has read: what of them is not decoded yet

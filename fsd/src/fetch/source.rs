@@ -65,6 +65,17 @@ impl Source {
         Ok(found)
     }
 
+    /// Reads the hint if the store has one.
+    pub fn look_ahead(&self) {
+        let mut hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner);
+        if hint.is_none() {
+            match self.read_hint() {
+                Ok(found) => *hint = found,
+                Err(error) => tracing::debug!(error = %error.chain(), "no locations ahead"),
+            }
+        }
+    }
+
     /// A hint other than `stale`, which led nowhere.
     pub fn relocate(&self, stale: &Arc<Locations>) -> Result<Arc<Locations>> {
         let mut hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// For blocked readers: long for them, short for what they only pass by.
-const DEMAND: Reach = Reach { bytes: 1 << 20, extra_bytes: 128 << 10, gap_bytes: 32 << 10 };
+const DEMAND: Reach = Reach { bytes: 1 << 20, extra_bytes: 256 << 10, gap_bytes: 32 << 10 };
 /// For everything else: short, because a demand may come meanwhile and find the link busy.
 const LOW: Reach = Reach { bytes: 256 << 10, extra_bytes: 256 << 10, gap_bytes: 32 << 10 };
 const FIRST_REST: Duration = Duration::from_millis(50);

@@ -42,19 +42,20 @@ pub fn fill_one_demand(inner: &Arc<Inner>) {
     inner.queue.wake_for_rest();
 }
 
-/// Carries a step and what follows from it. What a lower lane reads is left to be decoded in its turn.
+/// Carries a step and what follows from it. What nobody waits for is left to be decoded in its turn.
 pub fn carry(inner: &Arc<Inner>, mut step: Step, class: Class) {
     loop {
         match step.advance(inner) {
             Next::Over => return,
             Next::Then(next) => step = next,
-            Next::Decode(pieces) if class == Class::Demand => return share(inner, pieces),
-            Next::Decode(pieces) => return line_up(inner, pieces, class),
+            // The reader goes on with what it waits for; what the read took along is decoded beside it.
+            Next::Decode(pieces) => return line_up(inner, pieces, class.max(Class::Prefetch)),
         }
     }
 }
 
-/// Leaves what a lower lane has read to be decoded in its turn; what became urgent meanwhile is.
+/// Leaves what was read for nobody who waits to be decoded in its turn; what is urgent, or became so
+/// meanwhile, is decoded now.
 fn line_up(inner: &Arc<Inner>, pieces: Vec<Piece>, class: Class) {
     let (urgent, rest): (Vec<_>, Vec<_>) =
         pieces.into_iter().partition(|piece| piece.layer.flights.is_demanded(piece.chunk));
