@@ -142,6 +142,11 @@ impl Paths {
         self.run.join("exports")
     }
 
+    /// To whom which layer is exported, as [`Paths::holders`].
+    pub fn exported(&self) -> PathBuf {
+        self.run.join("exported")
+    }
+
     /// Where the kernel's cachefiles keep their files.
     pub fn fscache(&self) -> PathBuf {
         self.cache.join("fscache")

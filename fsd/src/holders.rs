@@ -5,6 +5,9 @@
 //! run/holders/<layer>/.mortal               no later fsd can serve what is mounted
 //! run/holders/<layer>/.alone                what is mounted needs no fsd
 //! run/holders/<layer>/.device               the backing device of what is mounted, by name
+//! run/exported/<layer>/<holder, escaped>    the same for exports
+//! run/exported/<layer>/.plain               what is exported are plain files of the cache
+//! run/exported/.boot                        the boot of the machine in which that was so
 //! ```
 //! Nothing is flushed: after a crash of the machine nothing is mounted either, and the next start
 //! removes what names no mount.
@@ -19,6 +22,10 @@ use std::path::{Path, PathBuf};
 const MORTAL: &str = ".mortal";
 const ALONE: &str = ".alone";
 const DEVICE: &str = ".device";
+const PLAIN: &str = ".plain";
+const BOOT: &str = ".boot";
+/// Another one after each boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Longest name of a holder in bytes, escaped.
 const MAX_NAME_BYTES: usize = 240;
 
@@ -138,6 +145,28 @@ impl Holders {
     /// Notes the backing device of what is mounted.
     pub fn set_device(&self, layer: &LayerId, name: Option<&str>) -> Result<()> {
         self.set_mark(layer, DEVICE, name)
+    }
+
+    /// Whether what is exported needs no fsd.
+    pub fn is_plain(&self, layer: &LayerId) -> bool {
+        self.of(layer).join(PLAIN).exists()
+    }
+
+    /// Notes whether what is exported needs no fsd.
+    pub fn set_plain(&self, layer: &LayerId, plain: bool) -> Result<()> {
+        self.set_mark(layer, PLAIN, plain.then_some(""))
+    }
+
+    /// Whether all this was noted since the machine was booted; from now on it was.
+    pub fn is_of_this_boot(&self) -> Result<bool> {
+        let path = self.folder.join(BOOT);
+        let name = || format!("note the boot in {}", path.display());
+        let boot = std::fs::read(BOOT_ID).context(|| format!("read {BOOT_ID}"))?;
+        if std::fs::read(&path).is_ok_and(|noted| noted == boot) {
+            return Ok(true);
+        }
+        std::fs::write(&path, boot).context(name)?;
+        Ok(false)
     }
 
     fn set_mark(&self, layer: &LayerId, mark: &str, content: Option<&str>) -> Result<()> {

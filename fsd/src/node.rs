@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! locks -> keepers found -> group and journal (theirs or new) -> engine -> reconcile -> keepers hold
-//!       -> takeover answers what is owed -> event threads -> service
+//!       -> takeover answers what is owed -> event threads -> exports served again -> service
+//!       -> keepers of another program replaced
 //! ```
 //! Stopping is the same as dying: threads simply end with the process, and the next fsd takes over.
 
@@ -152,7 +153,8 @@ impl Node {
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
         let paths = config.paths()?;
-        let exports = Arc::new(Exports::new(&paths.exports(), Arc::clone(&attachments))?);
+        let exports =
+            Arc::new(Exports::new(&paths.exports(), &paths.exported(), Arc::clone(&attachments))?);
         let servers =
             Servers::new(&paths.virtiofs(), config.virtiofs_command.clone(), Arc::clone(&exports))?;
         let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
@@ -168,6 +170,7 @@ impl Node {
             Some(notification) => node.begin(config, notification, &registry, &keepers, limit)?,
             None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
         }
+        node.servers.restore(node.exports.restore()?);
         node.start_upkeep(config)?;
         node.start_eviction()?;
         Ok(node)
@@ -215,7 +218,9 @@ impl Node {
             engine.clone(),
             Arc::clone(&self.event_counters),
             config.event_threads,
-        )
+        )?;
+        let keepers = Arc::clone(keepers);
+        spawn("keeper-renewal", move || keepers.renew())
     }
 
     /// Keeps the cache below its limit, and learns what chunks are in it.

@@ -6,6 +6,8 @@ mod fsd_world;
 
 use fsd_disk::{Disk, DiskKind};
 use fsd_world::{LayerShape, Published, Random, World, publish};
+use layer::chunk::ChunkTable;
+use layer::presence::Presence;
 use proto::v1::{LayerStats, Plane, StatsResponse};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -233,7 +235,45 @@ fn a_check_finds_a_flipped_bit_in_the_cache_and_repairs_it_in_use_or_not() {
     let mut checked = Vec::new();
     fsd::check_cache(&world.data, true, |layer| checked.push(layer)).unwrap();
     assert!(checked.len() == 1 && checked[0].damages == 0 && checked[0].served);
-    assert_eq!(checked[0].chunks, 0, "the next fsd answers for its file");
+    assert_eq!(checked[0].chunks, whole.chunks, "also what is mounted is read");
+    damage(&world);
+    checked.clear();
+    fsd::check_cache(&world.data, true, |layer| checked.push(layer)).unwrap();
+    assert_eq!((checked[0].damages, checked[0].repaired), (1, 0), "repaired by the next fsd");
+    world.start().unwrap();
+    assert_eq!(world.check(true).unwrap().repaired, 1);
+}
+
+/// Whether the presence file names a chunk that is not all zero.
+fn something_is_durable(world: &World) -> bool {
+    let folder = world.data.join("cache").join(world.layer.id.to_string());
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap_or_default();
+    let Ok(table) = ChunkTable::decode(&read("chunks")) else { return false };
+    let presence = Presence::decode(world.layer.id, table.len() as u32, &read("present"));
+    let mut chunks = table.chunks().iter().enumerate();
+    chunks.any(|(index, chunk)| !chunk.is_zero() && presence.get(index as u32))
+}
+
+#[test]
+fn without_a_daemon_a_check_reads_what_is_marked_and_waits_for_nobody() {
+    let mut world = World::new(&LayerShape::default()).unwrap();
+    world.start().unwrap();
+    let at = world.attach("test").unwrap();
+    let first = std::fs::read(at.join("file-0000")).unwrap();
+    assert!(first == world.layer.files["file-0000"]);
+    assert!(world.stats().unwrap().layers[0].marked);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !something_is_durable(&world) {
+        assert!(Instant::now() < deadline, "nothing became durable");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    world.kill_fsd().unwrap();
+    let mut checked = Vec::new();
+    fsd::check_cache(&world.data, false, |layer| checked.push(layer)).unwrap();
+    assert!(checked[0].served && checked[0].damages == 0, "{checked:?}");
+    assert!(checked[0].chunks > 0 && checked[0].bytes < world.layer.data_bytes, "{checked:?}");
+    world.start().unwrap();
+    world.compare(&at).unwrap();
 }
 
 #[test]

@@ -255,3 +255,90 @@ fn a_store_that_goes_away_gives_errors_or_waits_never_zeros() {
     std::fs::remove_file(&away).unwrap();
     world.compare(&at).unwrap();
 }
+
+/// Who is killed while keepers are replaced.
+#[derive(Debug, Clone, Copy)]
+enum Bystander {
+    Nobody,
+    Fsd,
+    /// Any keeper: an old one, a new one, one that has no seat yet.
+    AnyKeeper,
+    FsdAndAnyKeeper,
+}
+
+const BYSTANDERS: [Bystander; 6] = [
+    Bystander::Nobody,
+    Bystander::Fsd,
+    Bystander::AnyKeeper,
+    Bystander::FsdAndAnyKeeper,
+    Bystander::AnyKeeper,
+    Bystander::FsdAndAnyKeeper,
+];
+
+fn same_program(pid: u32, program: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let inode = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    inode(&PathBuf::from(format!("/proc/{pid}/exe"))) == inode(program)
+}
+
+/// Whether two keepers sit there, of this program, and no other process is one.
+fn replaced(world: &World) -> bool {
+    let seated: Vec<u32> = (0..2).filter_map(|index| world.keeper_pid(index)).collect();
+    let all = world.keeper_processes();
+    seated.len() == 2
+        && all.len() == 2
+        && all.iter().all(|pid| seated.contains(pid) && same_program(*pid, &world.program))
+}
+
+#[test]
+fn keepers_of_another_program_are_replaced_and_whoever_is_killed_meanwhile_no_reader_notices() {
+    let mut world = cold_world();
+    let mut random = Random(0x5eed_cafe_f00d_0002);
+    let installed = ["one", "two"].map(|name| world.folder.path().join(name));
+    for program in &installed {
+        std::fs::copy(&world.program, program).unwrap();
+    }
+    world.program = installed[1].clone();
+    world.start().unwrap();
+    let (mut met, rounds) = (0, rounds().min(40));
+    for round in 0..rounds {
+        let at = world.attach("readers").unwrap();
+        wait_until("two keepers", Duration::from_secs(20), || replaced(&world));
+        let readers = Readers::start(&world, &at, round as u64 + 1);
+        wait_until("a first read", Duration::from_secs(20), || {
+            readers.pieces.load(Ordering::Relaxed) > 0
+        });
+        world.program = installed[round % 2].clone();
+        world.kill_fsd().unwrap();
+        let old = world.keeper_processes();
+        world.spawn().unwrap();
+        wait_until("a successor", Duration::from_secs(20), || world.keeper_processes() != old);
+        std::thread::sleep(Duration::from_micros(random.below(25_000)));
+        met += usize::from(!replaced(&world));
+        let victim = BYSTANDERS[round % BYSTANDERS.len()];
+        if matches!(victim, Bystander::Fsd | Bystander::FsdAndAnyKeeper) {
+            world.kill_fsd().unwrap();
+        }
+        if matches!(victim, Bystander::AnyKeeper | Bystander::FsdAndAnyKeeper) {
+            let keepers = world.keeper_processes();
+            // One that has ended by itself meanwhile is as good as killed.
+            let _ = fsd_world::kill(keepers[random.below(keepers.len() as u64) as usize]);
+        }
+        match victim {
+            Bystander::Nobody | Bystander::AnyKeeper => world.wait_ready().unwrap(),
+            Bystander::Fsd | Bystander::FsdAndAnyKeeper => world.start().unwrap(),
+        }
+        wait_until("the end of all readers", Duration::from_secs(120), || readers.finished());
+        let (complaints, errors) = readers.join();
+        println!("round {round}: {victim:?}, {errors} errors");
+        assert!(complaints.is_empty(), "round {round} {victim:?}: {complaints:?}\n{}", world.log());
+        assert_eq!(errors, 0, "round {round} {victim:?}\n{}", world.log());
+        wait_until("new keepers", Duration::from_secs(20), || replaced(&world));
+        world.compare(&at).unwrap();
+        assert!(world.detach("readers").unwrap());
+        wait_until("the release of the layer", Duration::from_secs(10), || world.evict().is_ok());
+    }
+    println!("{met} of {rounds} rounds met keepers that were not replaced yet");
+    assert!(met > 0, "nothing was met");
+    assert!(world.mounts().is_empty());
+}

@@ -1,7 +1,8 @@
 //! Many readers over layers that they mount and unmount, with a cache for a third of them, while fsd is
 //! killed every few seconds and the disk is full now and then: no wrong byte, and nothing left behind.
 //!
-//! Twenty seconds; `LAMELLA_SOAK_SECONDS` sets another length (a minute and more takes twenty layers).
+//! Twenty seconds; `LAMELLA_SOAK_SECONDS` sets another length (a minute and more takes twenty layers). The
+//! program is copied first: a long soak outlives a build.
 #![allow(clippy::unwrap_used)]
 
 mod fsd_disk;
@@ -12,7 +13,7 @@ use fsd_world::{LayerShape, Published, Random, World, first_difference, publish}
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{AttachRequest, DetachRequest, Plane};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use store::Store;
@@ -58,6 +59,7 @@ struct Shared {
     stop: AtomicBool,
     complaints: Mutex<Vec<String>>,
     right: AtomicUsize,
+    right_bytes: AtomicU64,
     errors: AtomicUsize,
     visits: AtomicUsize,
 }
@@ -135,6 +137,7 @@ impl Reader {
             match std::fs::read(at.join(name)) {
                 Ok(got) if got == *expected => {
                     self.shared.right.fetch_add(1, Ordering::Relaxed);
+                    self.shared.right_bytes.fetch_add(got.len() as u64, Ordering::Relaxed);
                 }
                 Ok(got) => {
                     let id = self.shared.layers[layer].id;
@@ -174,6 +177,9 @@ fn world_of(layers: u64) -> (World, Vec<Published>) {
     world.options = words.map(str::to_owned).to_vec();
     world.options.extend(["--cache-size".into(), (bytes / 3).to_string()]);
     world.disk = Some(Box::new(disk));
+    let program = world.folder.path().join("fsd-process");
+    std::fs::copy(&world.program, &program).unwrap();
+    world.program = program;
     (world, published)
 }
 
@@ -200,6 +206,7 @@ fn a_soak_of_readers_kills_and_full_disks_shows_no_wrong_byte_and_leaves_nothing
         stop: AtomicBool::new(false),
         complaints: Mutex::default(),
         right: AtomicUsize::new(0),
+        right_bytes: AtomicU64::new(0),
         errors: AtomicUsize::new(0),
         visits: AtomicUsize::new(0),
     });
@@ -232,8 +239,14 @@ fn a_soak_of_readers_kills_and_full_disks_shows_no_wrong_byte_and_leaves_nothing
         reader.join().unwrap();
     }
     let counts = [&shared.visits, &shared.right, &shared.errors].map(|c| c.load(Ordering::Relaxed));
-    println!("{counts:?} visits, right reads and errors; {kills} kills, {full} full disks");
     let complaints = std::mem::take(&mut *shared.complaints.lock().unwrap());
+    let bytes = shared.right_bytes.load(Ordering::Relaxed);
+    println!(
+        "{} s: {kills} kills of fsd, {full} full disks, {counts:?} visits, right reads and errors, \
+         {bytes} right bytes, {} wrong",
+        start.elapsed().as_secs(),
+        complaints.len()
+    );
     assert!(complaints.is_empty(), "{complaints:?}\n{}", world.log());
     assert!(kills > 0 && counts[1] > 100, "{counts:?}");
     let evicted = world.stats().unwrap().evicted_bytes;
@@ -244,6 +257,7 @@ fn a_soak_of_readers_kills_and_full_disks_shows_no_wrong_byte_and_leaves_nothing
     loop {
         let after = Census::take(&world);
         if after == before {
+            println!("nothing is left behind");
             break;
         }
         assert!(

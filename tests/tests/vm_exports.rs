@@ -1,16 +1,16 @@
-//! Exports: a layer as two plain files, read and mapped lazily, shared, protected, and never zeros.
+//! Exports: a layer as two files, read and mapped lazily, shared, protected, and never zeros; plain files of the
+//! cache once it is complete.
 #![allow(clippy::unwrap_used)]
 
 mod fsd_world;
 mod vm_world;
 
-use fsd_world::{LayerShape, World};
+use fsd_world::{LayerShape, World, wait_until};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 use sys::mapping::FileMapping;
 use vm_world::{Exporter, data_space};
 
@@ -22,14 +22,6 @@ fn started() -> (World, Exporter) {
     let mut world = World::new(&LayerShape::default()).unwrap();
     world.start().unwrap();
     (world, Exporter::new().unwrap())
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -136,16 +128,62 @@ fn a_killed_daemon_is_an_error_for_readers_of_an_export_and_never_zeros() {
     assert_eq!(status.signal(), Some(SIGBUS), "{status:?}");
 
     world.start().unwrap();
-    assert!(world.stats().unwrap().layers.is_empty());
-    assert!(exporter.withdraw(&world, "vm").is_err(), "holders export again");
-    let again = exporter.export(&world, "vm").unwrap();
+    assert_eq!(world.stats().unwrap().layers[0].exported_to, ["vm"]);
+    assert!(file.read_exact_at(&mut page, far).is_err(), "what was open stays an error");
+    drop(file);
+    // Served again at the same paths, also before anybody asks.
+    let again = exported;
     let mapping = FileMapping::open(&File::open(&again.data_path).unwrap()).unwrap();
     let mut whole = vec![0; data.len()];
     mapping.copy(0, &mut whole).unwrap();
     assert!(whole == data);
     drop(mapping);
+    assert_eq!(exporter.export(&world, "vm").unwrap(), again);
     assert!(world.drain(false).is_err(), "in use");
     world.drain(true).unwrap();
     assert!(world.wait_end().unwrap().success());
     assert!(world.mounts().is_empty(), "{:?}", world.mounts());
+}
+
+#[test]
+fn a_complete_layer_is_exported_as_plain_files_that_need_no_daemon() {
+    let (mut world, exporter) = started();
+    world.complete().unwrap();
+    let exported = exporter.export(&world, "vm").unwrap();
+    let (data, plain) = (data_space(&world), world.data.join("cache"));
+    for (path, bytes) in [
+        (&exported.data_path, exported.data_bytes),
+        (&exported.metadata_path, exported.metadata_bytes),
+    ] {
+        assert!(std::path::Path::new(path).starts_with(&plain), "{path}");
+        assert_eq!(std::fs::metadata(path).unwrap().len(), bytes);
+        assert!(bytes > 0 && bytes.is_multiple_of(ALIGNMENT));
+    }
+    let image = world.data.join("cache").join(world.layer.id.to_string()).join("meta.erofs");
+    let image = std::fs::read(image).unwrap();
+    let metadata = std::fs::read(&exported.metadata_path).unwrap();
+    assert!(metadata.starts_with(&image) && metadata[image.len()..].iter().all(|byte| *byte == 0));
+    assert!(world.mounts().is_empty(), "no FUSE takes part");
+    let mapping = FileMapping::open(&File::open(&exported.data_path).unwrap()).unwrap();
+    let mapped_is_right = |mapping: &FileMapping| {
+        let mut whole = vec![1; mapping.bytes()];
+        mapping.copy(0, &mut whole).unwrap();
+        whole[..data.len()] == data && whole[data.len()..].iter().all(|byte| *byte == 0)
+    };
+    world.kill_fsd().unwrap();
+    assert!(mapped_is_right(&mapping), "nobody of ours is needed");
+    world.start().unwrap();
+    assert_eq!(world.stats().unwrap().layers[0].exported_to, ["vm"]);
+    assert!(world.evict().is_err() && world.drain(false).is_err(), "in use");
+    assert_eq!(exporter.export(&world, "vm").unwrap(), exported);
+    // The longer file is the same layer for a mount.
+    let at = world.attach("sandbox").unwrap();
+    world.compare(&at).unwrap();
+    assert!(world.detach("sandbox").unwrap());
+    assert!(exporter.withdraw(&world, "vm").unwrap(), "nothing lingers");
+    wait_until("the eviction", || world.evict().is_ok());
+    assert!(!std::path::Path::new(&exported.data_path).exists());
+    assert!(mapped_is_right(&mapping), "a mapping keeps its file");
+    let at = world.attach("sandbox").unwrap();
+    world.compare(&at).unwrap();
 }

@@ -13,7 +13,7 @@ use crate::node::upgrade::{self, Program};
 use layer::{Context, Error, ErrorKind, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::sandboxes_client::SandboxesClient;
-use proto::v1::{ListRequest, StatsRequest, StopRequest};
+use proto::v1::{ListRequest, StatsRequest, StatsResponse, StopRequest};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use std::sync::Arc;
@@ -78,6 +78,7 @@ pub async fn down(scene: &Scene, args: &Down) -> Outcome {
 struct Upgraded {
     pid: u32,
     fsd_pid: u32,
+    keeper_pids: Vec<u32>,
     changed: bool,
 }
 
@@ -95,8 +96,9 @@ pub async fn upgrade(scene: &Scene) -> Outcome {
         tried?;
         signal_node(&owner, Signal::USR2)?;
     }
-    let fsd_pid = await_program(scene, owner.pid, installed).await?;
-    let upgraded = Upgraded { pid: owner.pid, fsd_pid, changed };
+    let stats = await_program(scene, owner.pid, installed).await?;
+    let (pid, fsd_pid, keeper_pids) = (owner.pid, stats.pid, stats.keeper_pids);
+    let upgraded = Upgraded { pid, fsd_pid, keeper_pids, changed };
     scene.out.result(&upgraded, || match changed {
         true => format!("the node, process {}, is the installed program now", owner.pid),
         false => format!("the node, process {}, is the installed program already", owner.pid),
@@ -112,8 +114,8 @@ fn signal_node(owner: &Owner, signal: Signal) -> Result<()> {
     sent.context(name)
 }
 
-/// Waits until node and fsd both run `program` and answer; answers the pid of fsd.
-async fn await_program(scene: &Scene, node: u32, program: Program) -> Outcome<u32> {
+/// Waits until node, fsd and its keepers all run `program` and answer.
+async fn await_program(scene: &Scene, node: u32, program: Program) -> Outcome<StatsResponse> {
     let deadline = Instant::now() + END_TIMEOUT;
     let runs = |pid| Program::of_process(pid).is_ok_and(|found| found == program);
     loop {
@@ -122,8 +124,9 @@ async fn await_program(scene: &Scene, node: u32, program: Program) -> Outcome<u3
             && let Ok(channel) = proto::connect::unix(&scene.settings.fsd_socket()).await
             && let Ok(stats) = LayerFsClient::new(channel).stats(StatsRequest {}).await
             && runs(stats.get_ref().pid)
+            && stats.get_ref().keeper_pids.iter().all(|pid| runs(*pid))
         {
-            return Ok(stats.get_ref().pid);
+            return Ok(stats.into_inner());
         }
         if Instant::now() > deadline {
             let text = format!("the node, process {node}, did not become the installed program");

@@ -4,9 +4,9 @@
 //! SIGUSR2 -> the new program is tried -> services end, sandboxes and fsd stay -> exec
 //!         -> the new node finds an fsd of another program, ends it without unmounting, starts its own
 //!         -> the new fsd takes over from the keepers: who read meanwhile has waited
+//!         -> the new fsd has the keepers succeeded, one by one, by ones of its own program
 //! ```
-//! A program that cannot be run is refused, and the node goes on as it is. The keepers stay: they hold
-//! descriptors and know nothing else.
+//! A program that cannot be run is refused, and the node goes on as it is.
 //!
 //! CRASH: dying between two steps is like the death of a node or of fsd: the next ones adopt.
 

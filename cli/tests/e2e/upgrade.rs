@@ -96,7 +96,10 @@ fn an_upgrade_in_place_keeps_sandboxes_open_files_and_mounts() {
     assert!(!alive(old_fsd), "the old fsd goes on");
     assert!(!PathBuf::from(format!("/proc/{old_fsd}")).exists(), "the old fsd was not reaped");
     let installed = fs::metadata(&program).unwrap().ino();
-    for pid in [node.id(), upgraded["fsd_pid"].as_u64().unwrap() as u32] {
+    let keepers = upgraded["keeper_pids"].as_array().unwrap();
+    assert_eq!(keepers.len(), 2);
+    let processes = keepers.iter().chain([&upgraded["pid"], &upgraded["fsd_pid"]]);
+    for pid in processes.map(|pid| pid.as_u64().unwrap()) {
         assert_eq!(fs::metadata(format!("/proc/{pid}/exe")).unwrap().ino(), installed);
     }
     assert!(read_before < FILES as usize * FILE_BYTES.div_ceil(PIECE), "nobody read meanwhile");

@@ -5,6 +5,7 @@
 //! | pinned | nothing |
 //! | served, and fsd answers its readers | groups of chunks |
 //! | served, and the kernel reads its file | nothing: it reads after it was let go, without a barrier |
+//! | served, and once exported as plain files | nothing: a machine may have them mapped |
 //! | not served | the whole folder, by the time of its last use |
 //!
 //! Locking: one eviction at a time; a layer whose lock is taken (it is being attached) is passed over.
@@ -34,6 +35,7 @@ impl Live {
     /// Whether every read of the data file comes through fsd, so that parts of it may be dropped.
     pub(super) fn may_lose_chunks(&self) -> bool {
         self.plane.as_ref().is_none_or(|plane| plane.answers_reads(&self.served))
+            && !self.served.fetch().cached().is_exposed()
     }
 }
 

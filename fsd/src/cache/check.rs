@@ -6,11 +6,13 @@
 use super::entry::CachedLayer;
 use super::{CHUNKS, CacheSettings, MANIFEST, METADATA, NodeCache, PRESENT, bring};
 use crate::config::Paths;
+use crate::keeper;
 use crate::planes::mounting;
 use layer::chunk::ChunkTable;
 use layer::manifest::Manifest;
 use layer::presence::Presence;
 use layer::{ChunkDigest, Context, Error, ErrorKind, LayerId, Result};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// Damage beyond this is only counted.
@@ -75,16 +77,18 @@ impl CachedLayer {
     }
 }
 
-/// Verifies the cache of a data directory that no daemon has open, and tells of every layer. Of one that
-/// is mounted no chunk is read.
+/// Verifies the cache of a data directory that no daemon has open, and tells of every layer. What is
+/// mounted is left as it is: the next daemon repairs it.
 pub fn check_cache(data: &Path, repair: bool, mut tell: impl FnMut(Checked)) -> Result<()> {
-    let cache = NodeCache::open(&Paths::new(data)?.cache, CacheSettings::default())?;
+    let paths = Paths::new(data)?;
+    let cache = NodeCache::open(&paths.cache, CacheSettings::default())?;
+    // A daemon that was killed leaves its mounts, and their data files may be marked still: who opens one
+    // and reads waits for the next daemon. What is marked, keepers hold, opened before it was.
+    let mut quiet = keeper::held_files(&paths)?;
     for id in cache.layers()? {
-        // A daemon that was killed leaves its mounts, and their data files may be marked still: whoever
-        // reads one waits for the next daemon. So only what describes the layer is checked.
         let mounted = mounting::has_superblock(&cache.folder_of(&id).join(METADATA))?;
         if mounted {
-            tell(Checked { served: true, ..cache.check_description(&id) });
+            tell(cache.check_mounted(&id, quiet.remove(&id))?);
         } else {
             tell(cache.check_resting(&id, repair)?);
         }
@@ -108,11 +112,26 @@ impl NodeCache {
         }
         let cached = self.open_dormant(id)?;
         let bad = cached.check_chunks(&mut checked);
-        if repair && checked.damages > 0 {
+        if repair && !bad.is_empty() && cached.is_exposed() {
+            // Somebody may have it mapped: no block is taken from under him.
+            drop(cached);
+            self.remove(id)?;
+            checked.repaired = checked.damages;
+        } else if repair && checked.damages > 0 {
             cached.evict(&bad)?;
             // A presence file without a state gets one.
             cached.record()?;
             checked.repaired = checked.damages;
+        }
+        Ok(checked)
+    }
+
+    /// Verifies everything of a layer that a dead daemon left mounted, and changes nothing.
+    fn check_mounted(&self, id: &LayerId, quiet: Option<OwnedFd>) -> Result<Checked> {
+        let mut checked = Checked { served: true, ..self.check_description(id) };
+        if !checked.ruined {
+            let (cached, _) = self.open_files(id, &self.folder_of(id), quiet)?;
+            cached.check_chunks(&mut checked);
         }
         Ok(checked)
     }

@@ -123,6 +123,11 @@ impl CachedLayer {
         &self.table
     }
 
+    /// Where its files are.
+    pub(super) fn folder(&self) -> &std::path::Path {
+        &self.folder
+    }
+
     /// Device and inode of the data file.
     pub fn key(&self) -> FileKey {
         self.key

@@ -4,7 +4,8 @@
 //! durable bits cleared and flushed -> readers kept out -> bits in memory cleared, blocks given back
 //! ```
 //! Only where every reader of the data file comes through [`CachedLayer::read`]: what the kernel reads
-//! by itself is never punched, because it reads after it was let go, without a barrier.
+//! by itself is never punched, because it reads after it was let go, without a barrier. Nor is what a
+//! virtual machine may have mapped.
 //!
 //! Locking: the durable state's mutex throughout, so that no flush sets a durable bit in between; the
 //! access lock exclusively for the last step.
@@ -57,6 +58,9 @@ impl CachedLayer {
     ) -> Result<u64> {
         let name = || format!("evict chunks of layer {}", self.id());
         let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        if punch && self.is_exposed() {
+            return Ok(0);
+        }
         let table = self.table().chunks();
         let is_held = |chunk: &usize| self.has(*chunk) && !table[*chunk].is_zero();
         let held: Vec<usize> = chunks.iter().copied().filter(is_held).collect();

@@ -14,6 +14,7 @@ mod bring;
 pub mod check;
 pub mod entry;
 mod evict;
+mod expose;
 pub mod files;
 mod pins;
 mod shelf;
@@ -340,6 +341,23 @@ impl NodeCache {
         folder: &Path,
         quiet_data: Option<OwnedFd>,
     ) -> Result<CachedLayer> {
+        let served = quiet_data.is_some();
+        let (opened, allocated) = self.open_files(id, folder, quiet_data)?;
+        // More than the file system's own blocks for a file's map.
+        let spare = allocated > opened.present_bytes() + (1 << 20);
+        if spare && !served && !opened.is_exposed() {
+            opened.give_back_absent()?;
+        }
+        Ok(opened)
+    }
+
+    /// Opens a layer and changes nothing. Answers the bytes that its data takes on the disk, too.
+    fn open_files(
+        &self,
+        id: &LayerId,
+        folder: &Path,
+        quiet_data: Option<OwnedFd>,
+    ) -> Result<(CachedLayer, u64)> {
         let read = |name: &str| {
             let path = folder.join(name);
             std::fs::read(&path).map_err(|error| part_error("read", &path, error))
@@ -350,7 +368,6 @@ impl NodeCache {
             return Err(Error::corrupt(format!("cached metadata of layer {id}")));
         }
         let path = folder.join(DATA);
-        let served = quiet_data.is_some();
         let data = match quiet_data {
             Some(fd) => File::from(fd),
             None => OpenOptions::new()
@@ -361,7 +378,9 @@ impl NodeCache {
         };
         let stat = data.metadata().context(|| format!("stat {}", path.display()))?;
         let (key, length) = (FileKey { device: stat.dev(), inode: stat.ino() }, stat.len());
-        if length != table.data_bytes() {
+        let fits = length == table.data_bytes()
+            || (length > table.data_bytes() && expose::is_exposed(folder));
+        if !fits {
             return Err(Error::corrupt(format!("data of layer {id} has {length} bytes")));
         }
         self.check_metadata(id, &folder.join(METADATA), &manifest)?;
@@ -370,12 +389,7 @@ impl NodeCache {
         let folder = folder.to_owned();
         let files = Box::new(FolderFiles::new(folder.clone(), data, file)?);
         let opened = CachedLayer::new(Parts { id: *id, folder, table, key, files, present });
-        // More than the file system's own blocks for a file's map.
-        let spare = stat.blocks() * 512 > opened.present_bytes() + (1 << 20);
-        if spare && !served {
-            opened.give_back_absent()?;
-        }
-        Ok(opened)
+        Ok((opened, stat.blocks() * 512))
     }
 
     /// The size always, as it costs nothing; the digest once.

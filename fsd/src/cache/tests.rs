@@ -122,6 +122,33 @@ fn an_eviction_gives_back_its_blocks_and_is_durable() {
 }
 
 #[test]
+fn what_a_machine_may_have_mapped_never_loses_a_block() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    let layer = shop.full(&cache);
+    assert!(!layer.is_exposed());
+    let exposed = layer.expose(2 << 20).unwrap();
+    for path in [&exposed.metadata, &exposed.data] {
+        assert_eq!(std::fs::metadata(path).unwrap().len(), 2 << 20);
+    }
+    assert_eq!(layer.evict(&[1, 2, 3]).unwrap(), 0);
+    assert!(layer.is_durably_complete() && layer.has(2));
+    // What is disowned because it is wrong keeps its blocks too, also for the next process.
+    layer.disown(&[2]).unwrap();
+    assert_eq!(layer.expose(2 << 20).unwrap_err().kind(), ErrorKind::Busy);
+    drop((layer, cache));
+    let cache = shop.cache();
+    let again = shop.open(&cache);
+    assert!(again.is_exposed() && !again.has(2));
+    let mut got = vec![0; CHUNK_BYTES];
+    std::fs::File::open(&exposed.data)
+        .unwrap()
+        .read_exact_at(&mut got, 2 * CHUNK_BYTES as u64)
+        .unwrap();
+    assert!(got == plain(2));
+}
+
+#[test]
 fn a_reader_during_evictions_sees_right_bytes_or_is_told() {
     let shop = Shop::new();
     let cache = shop.cache();

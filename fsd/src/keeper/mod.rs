@@ -5,7 +5,8 @@
 //! owed. It knows nothing about any of them, reads no file of a layer, allocates nothing large, and
 //! has nothing else to do: the less it does, the less can end it. Two run beside each fsd.
 //!
-//! A keeper ends only when it is told to. With its group it could be used to answer for fsd, so its
+//! A keeper ends only when it is told to: by fsd after the last unmount, or by a keeper that was started in
+//! its place and holds everything. With its group it could be used to answer for fsd, so its
 //! socket takes root only, and nothing that a sandbox can see ever holds a descriptor of it.
 //!
 //! Locking: one thread. What survives a crash: nothing of it; fsd starts another and hands it
@@ -13,11 +14,11 @@
 
 mod cgroup;
 mod seats;
+mod succession;
 pub(crate) mod wire;
 
-pub(crate) use seats::{Inheritance, Keepers};
+pub(crate) use seats::{Inheritance, Keepers, held_files};
 
-use crate::cache::lock_file;
 use crate::config::Paths;
 use layer::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags};
@@ -50,17 +51,16 @@ struct Holdings {
     files: BTreeMap<Key, OwnedFd>,
 }
 
-/// Runs until fsd lets the keeper go. Blocks; needs no runtime.
+/// Runs until the keeper is let go. Where one sits already it is succeeded. Blocks; needs no runtime.
 pub fn run(config: &KeeperConfig) -> Result<()> {
     let paths = Paths::new(&config.data_dir)?;
     let socket = paths.keeper_socket(config.index);
-    let what = format!("keeper {}", config.index);
-    let _lock = lock_file(&paths.keeper_lock(config.index), &what)?;
+    let (_lock, holdings) = succession::sit_down(&paths, config.index)?;
     settle_down(config);
     remove_socket(&socket)?;
     let listener =
         SeqpacketListener::bind(&socket).context(|| format!("listen on {}", socket.display()))?;
-    let ended = serve(&listener);
+    let ended = serve(&listener, holdings);
     remove_socket(&socket)?;
     cgroup::leave(&config.data_dir, config.index);
     ended
@@ -83,6 +83,7 @@ fn settle_down(config: &KeeperConfig) {
     if let Err(error) = crate::raise_descriptor_limit() {
         tracing::debug!(error = %error.chain(), "raise the descriptor limit");
     }
+    crate::let_go_of_program();
 }
 
 fn remove_socket(socket: &Path) -> Result<()> {
@@ -94,8 +95,7 @@ fn remove_socket(socket: &Path) -> Result<()> {
     }
 }
 
-fn serve(listener: &SeqpacketListener) -> Result<()> {
-    let mut holdings = Holdings::default();
+fn serve(listener: &SeqpacketListener, mut holdings: Holdings) -> Result<()> {
     let mut connections: Vec<Seqpacket> = Vec::new();
     loop {
         let (accept, ready) = wait(listener, &connections)?;

@@ -4,12 +4,15 @@
 //! ```text
 //! seat: empty --connect or start--> taken --EOF seen by its watcher--> empty --start--> taken, and
 //!       handed everything
+//!       taken by another program --succeeded by this one's--> taken
 //! ```
 //!
 //! Locking: `held` (what every keeper has to hold) before a seat's mutex; a seat is locked for one
 //! exchange. The watcher threads hold nothing while they wait.
 // INVARIANT: a file is put into `held` before it is sent, so a keeper that is started meanwhile gets
 // it with the rest.
+
+mod renewal;
 
 use super::wire::{self, Key, Request, Response};
 use super::{PATIENCE, cgroup};
@@ -225,11 +228,21 @@ impl Keepers {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let mut fresh = self.start(index)?;
-        fresh.pid = hand_over(&fresh.connection, held)?;
+        let fresh = self.find_or_start(index, held)?;
         tracing::info!(index, pid = fresh.pid, "a keeper holds the group");
         *seat = Some(fresh);
         Ok(())
+    }
+
+    fn find_or_start(&self, index: usize, held: &Held) -> Result<Seat> {
+        // One that lives and is only unknown to us.
+        if let Some(mut seat) = self.connect(index)
+            && let Ok(pid) = hand_over(&seat.connection, held)
+        {
+            seat.pid = pid;
+            return Ok(seat);
+        }
+        self.start(index, None, held)
     }
 
     fn connect(&self, index: usize) -> Option<Seat> {
@@ -238,17 +251,13 @@ impl Keepers {
         Some(Seat { connection, pid: 0, child: None })
     }
 
-    fn start(&self, index: usize) -> Result<Seat> {
+    fn spawn(&self, index: usize) -> Result<Child> {
         let name = || format!("start keeper {index}");
-        // One that lives and is only unknown to us.
-        if let Some(seat) = self.connect(index) {
-            return Ok(seat);
-        }
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(Error::invalid("no command to start a keeper"));
         };
         let log = File::create(self.paths.run.join(format!("keeper-{index}.log"))).context(name)?;
-        let mut child = Command::new(program)
+        let child = Command::new(program)
             .arg0("lamella")
             .args(arguments)
             .arg("--data")
@@ -260,20 +269,35 @@ impl Keepers {
             .stderr(log)
             .spawn()
             .context(name)?;
+        Ok(child)
+    }
+
+    /// Starts a keeper, in the place of process `old` if there is one; answers it when it holds everything.
+    fn start(&self, index: usize, old: Option<u32>, held: &Held) -> Result<Seat> {
+        let mut child = self.spawn(index)?;
         let deadline = Instant::now() + START_PATIENCE;
         loop {
-            if let Some(mut seat) = self.connect(index) {
-                seat.child = Some(child);
+            if let Some(mut seat) = self.connect(index)
+                && let Ok(pid) = offer(&seat.connection, held)
+                && Some(pid) != old
+            {
+                seat.pid = hand_over(&seat.connection, held)?;
+                if seat.pid == child.id() {
+                    seat.child = Some(child);
+                } else {
+                    // One that a dead fsd had started was first.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
                 return Ok(seat);
             }
-            if let Some(status) = child.try_wait().context(name)? {
-                let text = format!("keeper {index} ended at once: {status}");
-                return Err(Error::new(ErrorKind::Unavailable, text));
-            }
-            if Instant::now() > deadline {
+            let ended = child.try_wait().context(|| format!("start keeper {index}"))?;
+            if ended.is_some() || Instant::now() > deadline {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(Error::new(ErrorKind::Timeout, name()));
+                let how = ended.map_or("too slow".to_owned(), |status| status.to_string());
+                let text = format!("keeper {index} did not come up: {how}");
+                return Err(Error::new(ErrorKind::Unavailable, text));
             }
             std::thread::sleep(START_POLL);
         }
@@ -300,8 +324,24 @@ impl Keepers {
     }
 }
 
+/// What keepers of a data directory without a daemon hold: data files that were opened before they were
+/// marked. Empty where no keeper lives; an error when one does and does not answer.
+pub fn held_files(paths: &Paths) -> Result<BTreeMap<LayerId, OwnedFd>> {
+    let mut failed = None;
+    for index in 0..KEEPERS {
+        let Ok(keeper) = Seqpacket::connect(&paths.keeper_socket(index)) else { continue };
+        let name = || format!("ask keeper {index}");
+        keeper.set_timeout(Some(PATIENCE)).context(name)?;
+        match take(&keeper) {
+            Ok((_, held)) => return Ok(held.map(|held| held.files).unwrap_or_default()),
+            Err(error) => failed = Some(error.context(name())),
+        }
+    }
+    failed.map_or_else(|| Ok(BTreeMap::new()), Err)
+}
+
 /// One request and its `Done`; answers the keeper's pid.
-fn exchange(socket: &Seqpacket, what: Request, with: &[BorrowedFd<'_>]) -> Result<u32> {
+pub(super) fn exchange(socket: &Seqpacket, what: Request, with: &[BorrowedFd<'_>]) -> Result<u32> {
     wire::send_request(socket, what, with)?;
     match wire::receive_response(socket)?.0 {
         Response::Done { pid } => Ok(pid),
@@ -309,8 +349,12 @@ fn exchange(socket: &Seqpacket, what: Request, with: &[BorrowedFd<'_>]) -> Resul
     }
 }
 
+fn offer(socket: &Seqpacket, held: &Held) -> Result<u32> {
+    exchange(socket, Request::Offer, &[held.group.as_fd(), held.journal.as_fd()])
+}
+
 fn hand_over(socket: &Seqpacket, held: &Held) -> Result<u32> {
-    let pid = exchange(socket, Request::Offer, &[held.group.as_fd(), held.journal.as_fd()])?;
+    let pid = offer(socket, held)?;
     for (key, file) in &held.files {
         exchange(socket, Request::Put(*key), &[file.as_fd()])?;
     }
@@ -318,7 +362,7 @@ fn hand_over(socket: &Seqpacket, held: &Held) -> Result<u32> {
 }
 
 /// Everything that a keeper holds, and its pid.
-fn take(socket: &Seqpacket) -> Result<(u32, Option<Inheritance>)> {
+pub(super) fn take(socket: &Seqpacket) -> Result<(u32, Option<Inheritance>)> {
     wire::send_request(socket, Request::Take, &[])?;
     let (response, shared) = wire::receive_response(socket)?;
     let Response::Holds { files: count } = response else {

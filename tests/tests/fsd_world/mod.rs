@@ -156,6 +156,8 @@ pub struct World {
     pub store_folder: PathBuf,
     pub layer: Published,
     pub options: Vec<String>,
+    /// What runs as fsd.
+    pub program: PathBuf,
     pub store_query: String,
     /// What the data directory lies on, if that is its own: it goes last.
     pub disk: Option<Box<dyn std::any::Any + Send + Sync>>,
@@ -178,6 +180,7 @@ impl World {
             store_folder,
             layer,
             options: Vec::new(),
+            program: env!("CARGO_BIN_EXE_fsd-process").into(),
             store_query: String::new(),
             disk: None,
             runtime,
@@ -202,7 +205,7 @@ impl World {
     pub fn spawn(&mut self) -> Result<()> {
         let log =
             File::options().create(true).append(true).open(self.folder.path().join("fsd.log"))?;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fsd-process"));
+        let mut command = Command::new(&self.program);
         command
             .arg("fsd")
             .arg("--data")
@@ -336,14 +339,19 @@ impl World {
     }
 
     pub fn kill_keeper(&self, index: usize) -> Result<()> {
-        let pid = self.keeper_pid(index).context("keeper does not run")?;
-        let pid = i32::try_from(pid)?;
-        sys::process::pidfd_signal(
-            std::os::fd::AsFd::as_fd(&sys::process::pidfd_open(pid)?),
-            9,
-            sys::process::Reach::Process,
-        )?;
-        Ok(())
+        kill(self.keeper_pid(index).context("keeper does not run")?)
+    }
+
+    /// Every process that is a keeper of this world, also one that has no seat yet.
+    pub fn keeper_processes(&self) -> Vec<u32> {
+        let needle = format!("keeper\0--data\0{}\0", self.data.display());
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&needle)
+        })
+        .collect()
     }
 
     /// Events that were read and not answered, by the journal that a keeper holds.
@@ -378,6 +386,13 @@ impl World {
         let below = mounts.into_iter().map(|mount| mount.mount_point);
         below.filter(|point| point.starts_with(&self.data) && *point != self.data).collect()
     }
+}
+
+/// `kill -9`.
+pub fn kill(pid: u32) -> Result<()> {
+    let process = sys::process::pidfd_open(i32::try_from(pid)?)?;
+    let process = std::os::fd::AsFd::as_fd(&process);
+    Ok(sys::process::pidfd_signal(process, 9, sys::process::Reach::Process)?)
 }
 
 pub fn first_difference(got: &[u8], expected: &[u8]) -> String {

@@ -11,7 +11,8 @@
 //! A server ends with its guest, and the next one waits at the same socket.
 //!
 //! Locking: one mutex around the table of servers, one around the process of each. Order: table, process.
-// CRASH: servers see the end of fsd at their standard input and end too; holders ask again.
+// CRASH: servers see the end of fsd at their standard input and end too. The next fsd starts new ones at the same
+// sockets, by the exports that they held; a guest that was connected has to be connected anew.
 
 pub mod server;
 mod tree_files;
@@ -62,9 +63,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// In front of the name of who holds the export that a server reads.
+const EXPORT_HOLDER: &str = "virtiofs:";
+
 /// Who holds the export that a server reads.
 fn export_holder(holder: &str) -> String {
-    format!("virtiofs:{holder}")
+    format!("{EXPORT_HOLDER}{holder}")
 }
 
 impl Servers {
@@ -95,6 +99,21 @@ impl Servers {
             servers.insert(key, Arc::clone(&server));
         }
         started.map(|()| server.socket.clone())
+    }
+
+    /// Serves again, at the same sockets, where one of these exports was a server's.
+    pub fn restore(&self, exported: Vec<(LayerId, String)>) {
+        for (id, holder) in exported {
+            let Some(holder) = holder.strip_prefix(EXPORT_HOLDER) else { continue };
+            match self.serve(&id, holder) {
+                Ok(socket) => {
+                    tracing::info!(layer = %id, socket = %socket.display(), "served again");
+                }
+                Err(error) => {
+                    tracing::error!(layer = %id, error = %error.chain(), "a server is lost");
+                }
+            }
+        }
     }
 
     fn start(&self, server: &Arc<Server>, metadata: &Path, data: &Path) -> Result<()> {
