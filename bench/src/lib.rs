@@ -21,6 +21,7 @@ mod measure;
 mod metadata;
 mod node;
 mod options;
+mod pack_diff;
 mod page;
 mod pages;
 mod peers;
@@ -48,6 +49,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("metadata", "size of the metadata images against mkfs.erofs's"),
     ("warm", "reads of a complete layer against ext4, EROFS, squashfs and fuse-overlayfs"),
     ("create", "containers per second against crun and runc"),
+    ("pack-diff", "what a sandbox wrote becomes an environment: many new files, a few changes"),
     ("build", "base image build against `zstd -3` on its tar"),
 ];
 
@@ -68,6 +70,7 @@ pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
         "metadata" => metadata::command(&options),
         "warm" => warm::command(&options),
         "create" => create::command(&options),
+        "pack-diff" => pack_diff::command(&options),
         "build" => build::command(&options),
         _ => {
             let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
