@@ -1,7 +1,9 @@
-//! What the file-system daemon costs while it does little: memory with three layers and with a hundred,
-//! the time of an attach, and of a stack of five layers mounted and composed.
+//! What the daemons cost while they do little: memory of the file-system daemon with three layers and with
+//! a hundred, the time of an attach, and of a stack of five layers mounted and composed; memory of the node
+//! process, which is the image daemon's, with a million chunks in the catalog.
 
 use crate::cases;
+use crate::catalog::{self, Resident};
 use crate::corpus::{self, Kind};
 use crate::measure::{self, Spread};
 use crate::node::{Lamella, Node};
@@ -37,19 +39,26 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
         say(format!("round {round} of {}", options.rounds));
         let node = lamella.up()?;
         node.attach(&large, "few")?;
-        few.push(daemon_bytes(&node)?);
+        few.push(node.resident_bytes("fsd.sock")?);
         node.attach(&small, "many")?;
-        many.push(daemon_bytes(&node)?);
+        many.push(node.resident_bytes("fsd.sock")?);
         node.detach(&small, "many")?;
         node.detach(&large, "few")?;
         attach.push(attach_time(&node, &large)?);
         compose.push(compose_time(&node, &small, &scratch)?);
+    }
+    let large_catalog = Lamella::at(&scratch.path().join("catalog"))?;
+    let (digests, mut node) = (catalog::fill(&large_catalog)?, Resident::default());
+    for _ in 0..options.rounds {
+        catalog::measure(&large_catalog, &digests, &mut node)?;
     }
     let mut report = Report::new("daemon", options, &pieces)?;
     report.figure("3 layers", "fsd", "resident", Unit::Bytes, &few);
     report.figure("103 layers", "fsd", "resident", Unit::Bytes, &many);
     report.figure("80,000 files", "fsd", "attach", Unit::Seconds, &attach);
     report.figure("5 layers", "lamella mount", "mounted and composed", Unit::Seconds, &compose);
+    report.figure("1 M chunks", "node", "resident, started", Unit::Bytes, &node.started);
+    report.figure("1 M chunks", "node", "resident, asked for each", Unit::Bytes, &node.asked);
     report.at_most("fsd with three layers", few.median(), 24.0 * MIB, Unit::Bytes);
     report.at_most("fsd with a hundred layers", many.median(), 48.0 * MIB, Unit::Bytes);
     report.at_most(
@@ -59,7 +68,10 @@ pub fn command(options: &Options) -> anyhow::Result<()> {
         Unit::Seconds,
     );
     report.at_most("five layers mounted and composed", compose.median(), 10e-3, Unit::Seconds);
+    report.at_most("node with a million chunks", node.asked.median(), 128.0 * MIB, Unit::Bytes);
     report.note("resident: VmRSS of the daemon after the attaches, nothing read");
+    report
+        .note("node: the process of imaged and runtimed, started on a catalog that a publish made");
     report.note(
         "attach and composition: calls to a daemon that is up; the layers were attached before",
     );
@@ -78,14 +90,6 @@ fn small_layers(lamella: &Lamella, scratch: &Scratch) -> anyhow::Result<Vec<Stri
         references.push(reference);
     }
     Ok(references)
-}
-
-fn daemon_bytes(node: &Node) -> anyhow::Result<f64> {
-    let pid = node.daemon_pid()?;
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()).context("VmRSS")?;
-    Ok(kib.parse::<f64>()? * 1024.0)
 }
 
 /// The middle of some attaches of the largest layer.

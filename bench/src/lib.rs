@@ -9,6 +9,7 @@
 mod build;
 mod burst;
 mod cases;
+mod catalog;
 mod cold;
 mod container;
 pub mod corpus;

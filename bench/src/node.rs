@@ -278,9 +278,22 @@ impl Node {
 
     /// The process of the file-system daemon.
     pub fn daemon_pid(&self) -> anyhow::Result<i32> {
-        let stream = std::os::unix::net::UnixStream::connect(self.socket("fsd.sock"))?;
+        self.pid_behind("fsd.sock")
+    }
+
+    fn pid_behind(&self, socket: &str) -> anyhow::Result<i32> {
+        let stream = std::os::unix::net::UnixStream::connect(self.socket(socket))?;
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
         Ok(peer.pid.as_raw_nonzero().get())
+    }
+
+    /// What the process behind a socket has in memory, pages of its program included.
+    pub fn resident_bytes(&self, socket: &str) -> anyhow::Result<f64> {
+        let pid = self.pid_behind(socket)?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|rest| rest.split_whitespace().next()).context("VmRSS")?;
+        Ok(kib.parse::<f64>()? * 1024.0)
     }
 
     /// How large what a reference names is.

@@ -91,6 +91,9 @@ pub enum Action {
     /// Publish what a sandbox wrote as a layer and an environment
     PackDiff(PackDiff),
     /// Load all data of an environment's or a layer's layers into the node cache, behind all demand
+    ///
+    /// A load goes on when the node's daemon is started again. One of a layer that is in use ends when its
+    /// last user goes away; `pin --load` keeps it.
     Prefetch(Prefetch),
     /// Record what a workload touches, look at it, fetch it ahead
     #[command(subcommand)]
@@ -471,7 +474,7 @@ pub struct PackDiff {
 pub struct Prefetch {
     #[command(flatten)]
     pub which: Named,
-    /// At most so many bytes a second, for example 50M
+    /// At most so many bytes a second, for example 50M [default: the node's --prefetch-rate]
     #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
     pub rate: Option<u64>,
 }

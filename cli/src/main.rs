@@ -29,6 +29,8 @@ use tokio::runtime::Runtime;
 /// How long what a command left running in this process may go on: closing a publish, an in-process
 /// server that ends with its last client.
 const TAIL: Duration = Duration::from_millis(500);
+/// Threads on which the file-system daemon takes requests.
+const FSD_WORKERS: usize = 2;
 /// How long threads that may block get after that.
 const LAST_THREADS: Duration = Duration::from_secs(10);
 
@@ -64,7 +66,13 @@ fn carry_out(cli: Cli) -> Outcome {
             if !is_daemon {
                 node::log::to_stderr(if cli.verbose { "info" } else { "error" });
             }
-            let runtime = tokio::runtime::Builder::new_multi_thread()
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            if matches!(action, Action::Fsd(_)) {
+                // Its work has threads of its own.
+                sys::footprint::bound_allocator();
+                runtime.worker_threads(FSD_WORKERS);
+            }
+            let runtime = runtime
                 .enable_all()
                 .build()
                 .map_err(|error| Error::io("start the threads", error))?;

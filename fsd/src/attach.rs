@@ -347,17 +347,32 @@ impl Attachments {
         self.release_if_unused(&mut state)
     }
 
-    /// Loads a whole layer, at most so many plain bytes a second (0 is no limit), and waits until it is
-    /// durable. Answers the plain bytes that this fetched.
-    pub fn complete(&self, id: &LayerId, rate: u64) -> Result<u64> {
+    /// Whether somebody holds this layer.
+    pub fn is_held(&self, id: &LayerId) -> bool {
+        let entry = lock(&self.layers).get(id).map(Arc::clone);
+        entry
+            .is_some_and(|entry| lock(&entry).as_ref().is_some_and(|live| !live.holders.is_empty()))
+    }
+
+    /// Loads a whole layer, at most so many plain bytes a second (0 is no limit), as long as `goes_on` says
+    /// so, and waits until what came is durable. Answers the plain bytes that came meanwhile, and whether
+    /// all is there.
+    pub fn complete(
+        &self,
+        id: &LayerId,
+        rate: u64,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<(u64, bool)> {
         let served = self.pin(id)?;
         let fetched = self
             .parts
             .engine
-            .complete(served.fetch(), rate)
+            .complete(served.fetch(), rate, goes_on)
             .and_then(|fetched| served.fetch().cached().make_durable().map(|_| fetched));
+        let whole = served.fetch().cached().is_complete();
+        drop(served);
         self.unpin(id)?;
-        fetched
+        Ok((fetched?, whole))
     }
 
     /// Unmounts everything. `Busy` while somebody holds a layer, unless forced.
@@ -380,7 +395,8 @@ impl Attachments {
             self.unmount(live)?;
             live.holders.clear();
             self.release_if_unused(&mut state)?;
-            if state.is_some() {
+            // One that is being loaded is let go of by the end of the process.
+            if state.as_ref().is_some_and(|live| live.pins == 0 || live.mounted) {
                 let text = format!("layer {id} is mounted by others still");
                 return Err(Error::new(ErrorKind::Busy, text));
             }

@@ -39,6 +39,8 @@ pub struct FsdConfig {
     pub cache_limit: Option<CacheLimit>,
     /// How long a reader waits while the cache disk is full and nothing can be evicted.
     pub full_disk_deadline: Duration,
+    /// Plain bytes a second of a load of a whole layer whose caller names no rate; 0 is no limit.
+    pub prefetch_rate: u64,
     /// Compare a layer's metadata image with its digest at every attach, not only at the first.
     pub verify_metadata: bool,
     /// Where metrics are served over HTTP, if anywhere.
@@ -62,6 +64,7 @@ impl FsdConfig {
             cache_reserve_bytes: 64 << 20,
             cache_limit: None,
             full_disk_deadline: Duration::from_secs(5),
+            prefetch_rate: 0,
             verify_metadata: false,
             metrics: None,
             sync_interval: Duration::from_millis(1000),
@@ -130,6 +133,11 @@ impl Paths {
     /// Who holds which layer: one folder a layer, one empty file a holder.
     pub fn holders(&self) -> PathBuf {
         self.run.join("holders")
+    }
+
+    /// Which layers are being loaded whole: a file a layer.
+    pub fn completions(&self) -> PathBuf {
+        self.run.join("completions")
     }
 
     /// Sockets of virtiofs servers.

@@ -3,12 +3,14 @@
 //! [`run`] is the daemon; [`keeper::run`] is the small process beside it that keeps readers waiting
 //! while no fsd lives. Code map: [`FsdConfig`] and paths in `config`; `cache` (the node cache),
 //! `fetch` (one engine under all planes), `planes`, `exports` (layers as files for virtual machines), `journal` and `takeover` (what survives a
-//! `kill -9` with readers blocked), `attach` and `reconcile` (who holds what), `service`.
+//! `kill -9` with readers blocked), `attach` and `reconcile` (who holds what), `completions` (what is
+//! loaded whole), `service`.
 #![forbid(unsafe_code)]
 
 mod attach;
 mod cache;
 mod clock;
+mod completions;
 mod config;
 mod exports;
 mod fetch;
@@ -16,7 +18,10 @@ mod holders;
 mod incidents;
 mod journal;
 pub mod keeper;
+#[cfg(test)]
+mod known_layer;
 mod locate;
+mod made_files;
 mod metrics;
 mod node;
 mod planes;
@@ -34,7 +39,7 @@ mod takeover;
 pub use cache::check::{Checked, check_cache};
 pub use config::{CacheLimit, FsdConfig, KEEPERS, Paths};
 pub use journal::count_unanswered;
-pub(crate) use node::raise_descriptor_limit;
+pub(crate) use node::{let_go_of_program, raise_descriptor_limit};
 pub use planes::PlaneKind;
 pub use planes::virtiofs::server as virtiofs;
 
@@ -61,11 +66,14 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
     let drained = Arc::new(Notify::new());
     let service = service::Service::new(Arc::clone(&node), Arc::clone(&drained));
     tracing::info!(socket = %paths.socket().display(), "fsd serves");
-    let ended = async {
+    let completions = Arc::clone(&node.completions);
+    let ended = async move {
         tokio::select! {
             () = shutdown => {}
             () = drained.notified() => {}
         }
+        // Their callers would be waited for.
+        completions.break_off();
     };
     proto::connect::serve_unix(&paths.socket(), service.routes(), ended).await?;
     let flush = tokio::task::spawn_blocking(move || node.attachments.upkeep());

@@ -9,6 +9,7 @@
 
 use crate::attach::{AttachmentParts, Attachments};
 use crate::cache::{CacheSettings, NodeCache, create_folder, lock_file};
+use crate::completions::Completions;
 use crate::config::FsdConfig;
 use crate::exports::Exports;
 use crate::fetch::{Engine, FetchSettings, Locator, MakeRoom, StoreCounters, spawn};
@@ -30,6 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use store::Store;
 use sys::fanotify::Group;
@@ -41,10 +43,19 @@ const MAX_NUMBERS: u64 = 65_536;
 const EVICTION_PAUSE: Duration = Duration::from_millis(100);
 const EVICTION_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A daemon that waits should not be as large as its start.
+pub fn let_go_of_program() {
+    if let Err(error) = sys::footprint::let_go_of_program() {
+        tracing::debug!(%error, "let go of pages of the program");
+    }
+}
+
 /// A running fsd.
 pub struct Node {
     /// What is served for whom.
     pub attachments: Arc<Attachments>,
+    /// Which layers are being loaded whole.
+    pub completions: Arc<Completions>,
     /// What is exported to whom.
     pub exports: Arc<Exports>,
     /// Which layers are served to virtual machines.
@@ -158,8 +169,10 @@ impl Node {
         let servers =
             Servers::new(&paths.virtiofs(), config.virtiofs_command.clone(), Arc::clone(&exports))?;
         let keepers_in_use = notification.is_some().then(|| Arc::clone(&keepers));
+        let completions = Completions::open(&paths.completions(), config.prefetch_rate)?;
         let node = Arc::new(Self {
             attachments,
+            completions: Arc::new(completions),
             exports,
             servers,
             keepers: keepers_in_use,
@@ -170,9 +183,11 @@ impl Node {
             Some(notification) => node.begin(config, notification, &registry, &keepers, limit)?,
             None => reconcile::reconcile(&node.attachments, &registry, BTreeMap::new())?,
         }
+        node.completions.resume(&node.attachments)?;
         node.servers.restore(node.exports.restore()?);
         node.start_upkeep(config)?;
         node.start_eviction()?;
+        let_go_of_program();
         Ok(node)
     }
 
@@ -242,14 +257,28 @@ impl Node {
         })
     }
 
+    /// Bytes filled and read so far: a sign of work.
+    fn work_done(attachments: &Attachments) -> u64 {
+        let parts = attachments.parts();
+        let filled = parts.engine.counters().filled_bytes.load(Ordering::Relaxed);
+        filled + parts.store_counters.bytes.load(Ordering::Relaxed) + parts.cache.brought_bytes()
+    }
+
     fn start_upkeep(&self, config: &FsdConfig) -> Result<()> {
         let (attachments, interval) = (Arc::clone(&self.attachments), config.sync_interval);
         let exports = Arc::clone(&self.exports);
         spawn("upkeep", move || {
+            let (mut done, mut trimmed) = (0, 0);
             loop {
                 std::thread::sleep(interval);
                 attachments.upkeep();
                 exports.upkeep();
+                let before = std::mem::replace(&mut done, Self::work_done(&attachments));
+                // Work has come to a rest: what it needed is given back once.
+                if done == before && done != trimmed {
+                    sys::footprint::trim_allocator();
+                    trimmed = done;
+                }
             }
         })
     }
@@ -258,6 +287,7 @@ impl Node {
 impl Node {
     /// Unmounts everything and lets the keepers go.
     pub fn drain(&self, force: bool) -> Result<()> {
+        self.completions.break_off();
         self.servers.close(force)?;
         self.exports.close(force)?;
         self.attachments.drain(force)?;

@@ -1,5 +1,6 @@
 //! The `LayerFs` service: requests become calls of the attachments, on threads that may block.
 
+use crate::completions::Completed;
 use crate::node::Node;
 use crate::planes::{PlaneKind, virtiofs};
 use crate::profile;
@@ -174,8 +175,9 @@ impl LayerFs for Service {
         let CompleteRequest { layer_id, rate_bytes_per_s } = request.into_inner();
         let layer = layer_of(&layer_id)?;
         self.blocking(move |node| {
-            let fetched_bytes = node.attachments.complete(&layer, rate_bytes_per_s)?;
-            Ok(CompleteResponse { fetched_bytes })
+            let Completed { fetched_bytes, broken_off } =
+                node.completions.load(&node.attachments, &layer, rate_bytes_per_s)?;
+            Ok(CompleteResponse { fetched_bytes, broken_off })
         })
         .await
     }

@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use builder::publish::ImagesPublisher;
+mod image_daemon;
+
 use builder::{BuildOptions, Layout, Silent, Source, build};
+use image_daemon::ImageDaemon;
 use layer::LayerId;
 use layer::chunk::BLOCK_BYTES;
 use layer::layer_file::LayerFile;
@@ -13,42 +15,25 @@ use layer::profile::{Profile, Run, Touch};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use store::Store;
 
-struct World {
-    runtime: tokio::runtime::Runtime,
-    store: Arc<Store>,
-    channel: tonic::transport::Channel,
-    dir: tempfile::TempDir,
-}
+struct World(ImageDaemon);
 
 impl World {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let url = format!("file://{}", dir.path().join("store").display());
-        let store = Arc::new(Store::open(store::open(&url).unwrap()).unwrap());
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let catalog_dir = dir.path().join("catalog");
-        let config = imaged::ImagedConfig { store: Arc::clone(&store), catalog_dir };
-        let routes = imaged::Service::open(config).unwrap().routes();
-        let channel = runtime.block_on(proto::connect::in_process(routes)).unwrap();
-        Self { runtime, store, channel, dir }
+        Self(ImageDaemon::new(|_| String::new()))
     }
 
     fn build(&self, root: &Path, layout: Option<Layout>, threads: usize) -> LayerFile {
-        let publisher =
-            ImagesPublisher::open(self.runtime.handle().clone(), self.channel.clone(), "test");
         let mut options = BuildOptions::new(LayerKind::Base);
         (options.layout, options.threads) = (layout, threads);
         let source = Source::parse(root.to_str().unwrap()).unwrap();
-        let id = build(&source, &publisher.unwrap(), &options, &Silent).unwrap().layer_id();
-        self.store.read_layer(&id).unwrap()
+        let id = build(&source, &self.0.publisher(), &options, &Silent).unwrap().layer_id();
+        self.0.store.read_layer(&id).unwrap()
     }
 
     /// The kernel's view of a layer: every file with its bytes.
     fn view(&self, file: &LayerFile) -> Vec<(PathBuf, Vec<u8>)> {
-        let (metadata, data) = (self.dir.path().join("meta"), self.dir.path().join("data"));
+        let (metadata, data) = (self.0.dir.path().join("meta"), self.0.dir.path().join("data"));
         fs::write(&metadata, &file.metadata).unwrap();
         fs::write(&data, self.data_space(file)).unwrap();
         let erofs = sys::mount::Erofs { metadata: &metadata, device: Some(&data) };
@@ -58,7 +43,7 @@ impl World {
     }
 
     fn data_space(&self, file: &LayerFile) -> Vec<u8> {
-        let locations = self.store.read_locations(&file.id()).unwrap().unwrap();
+        let locations = self.0.store.read_locations(&file.id()).unwrap().unwrap();
         let mut space = Vec::new();
         for (index, chunk) in file.chunk_table.chunks().iter().enumerate() {
             let Some((pack, place)) = locations.get(index) else {
@@ -66,7 +51,7 @@ impl World {
                 continue;
             };
             let mut payload = vec![0; place.stored_bytes as usize];
-            self.store.read_pack(&pack, place.offset, &mut payload).unwrap();
+            self.0.store.read_pack(&pack, place.offset, &mut payload).unwrap();
             let plain = chunk.plain_bytes();
             space.extend(
                 store::codec::decode_chunk(&payload, place.codec, plain, &chunk.digest).unwrap(),
@@ -139,11 +124,11 @@ fn profile_of(file: &LayerFile) -> Profile {
 #[test]
 fn a_layout_moves_bytes_and_changes_none() {
     let world = World::new();
-    let root = world.dir.path().join("root");
+    let root = world.0.dir.path().join("root");
     plant(&root);
     let plain = world.build(&root, None, 2);
     let profile = profile_of(&plain);
-    let read = |id: &LayerId| world.store.read_layer(id).map(Some);
+    let read = |id: &LayerId| world.0.store.read_layer(id).map(Some);
     let layout = Layout::new(&profile, read).unwrap();
     let laid_out = world.build(&root, Some(layout.clone()), 1);
     assert_ne!(laid_out.id(), plain.id());
@@ -163,7 +148,7 @@ fn a_layout_moves_bytes_and_changes_none() {
     // On a store that holds nothing yet, the touched chunks lie in a pack without a gap.
     let fresh = World::new();
     let laid_out = fresh.build(&root, Some(layout), 3);
-    let locations = fresh.store.read_locations(&laid_out.id()).unwrap().unwrap();
+    let locations = fresh.0.store.read_locations(&laid_out.id()).unwrap().unwrap();
     let mut places = Vec::new();
     for path in TOUCHED {
         let (start, blocks) = blocks_of(&laid_out, path);

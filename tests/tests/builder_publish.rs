@@ -3,51 +3,28 @@
 
 #![allow(clippy::unwrap_used)]
 
-use builder::publish::ImagesPublisher;
+mod image_daemon;
+
 use builder::{BuildOptions, Publisher, Silent, Source, build, publish_environment};
+use image_daemon::ImageDaemon;
 use layer::manifest::LayerKind;
 use layer::{ChunkDigest, ErrorKind};
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
-use store::Store;
 
 /// While a file of this name is in a world's directory, its store is away.
 const AWAY: &str = "away";
 
-/// An image daemon over a store in a directory.
-struct World {
-    runtime: tokio::runtime::Runtime,
-    store: Arc<Store>,
-    channel: tonic::transport::Channel,
-    dir: tempfile::TempDir,
-}
+struct World(ImageDaemon);
 
 impl World {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, away) = (dir.path().join("store"), dir.path().join(AWAY));
-        let url = format!("file://{}?fault_away_while_exists={}", store.display(), away.display());
-        fs::create_dir(&store).unwrap();
-        let store = Arc::new(Store::open(store::open(&url).unwrap()).unwrap());
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let service = imaged::Service::open(imaged::ImagedConfig {
-            store: store.clone(),
-            catalog_dir: dir.path().join("catalog"),
-        })
-        .unwrap();
-        let routes = service.routes();
-        let channel = runtime.block_on(proto::connect::in_process(routes)).unwrap();
-        Self { runtime, store, channel, dir }
-    }
-
-    fn publisher(&self) -> ImagesPublisher {
-        let handle = self.runtime.handle().clone();
-        ImagesPublisher::open(handle, self.channel.clone(), "test").unwrap()
+        let away = |dir: &Path| format!("fault_away_while_exists={}", dir.join(AWAY).display());
+        Self(ImageDaemon::new(away))
     }
 
     fn plant(&self) -> std::path::PathBuf {
-        let root = self.dir.path().join("root");
+        let root = self.0.dir.path().join("root");
         fs::create_dir_all(root.join("dir")).unwrap();
         let mut state = 1_u64;
         for at in 0..200_usize {
@@ -76,24 +53,24 @@ fn source(path: &Path) -> Source {
 fn a_build_is_published_whole_and_only_once() {
     let world = World::new();
     let source = source(&world.plant());
-    let publisher = world.publisher();
+    let publisher = world.0.publisher();
     let built = build(&source, &publisher, &options(), &Silent).unwrap();
     assert!(built.top().new_stored_bytes > 10_000_000);
-    let file = world.store.read_layer(&built.layer_id()).unwrap();
+    let file = world.0.store.read_layer(&built.layer_id()).unwrap();
     assert_eq!(file.manifest, built.top().manifest);
-    let locations = world.store.read_locations(&built.layer_id()).unwrap().unwrap();
+    let locations = world.0.store.read_locations(&built.layer_id()).unwrap().unwrap();
     for (chunk, placement) in file.chunk_table.chunks().iter().zip(&locations.placements) {
         let placement = placement.as_ref().unwrap();
         let mut payload = vec![0; placement.stored_bytes as usize];
         let pack = locations.packs[placement.pack as usize];
-        world.store.read_pack(&pack, placement.offset, &mut payload).unwrap();
+        world.0.store.read_pack(&pack, placement.offset, &mut payload).unwrap();
         // Checks the digest.
         store::codec::decode_chunk(&payload, placement.codec, chunk.plain_bytes(), &chunk.digest)
             .unwrap();
     }
     let config = layer::environment::RunConfig::default();
     publish_environment(built.layer_ids(), config, &publisher).unwrap();
-    let again = build(&source, &world.publisher(), &options(), &Silent).unwrap();
+    let again = build(&source, &world.0.publisher(), &options(), &Silent).unwrap();
     assert_eq!(again.layer_id(), built.layer_id());
     assert_eq!(again.top().new_chunks, 0);
 }
@@ -106,7 +83,7 @@ fn two_builds_at_once_both_succeed() {
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    let built = build(&source, &world.publisher(), &options(), &Silent).unwrap();
+                    let built = build(&source, &world.0.publisher(), &options(), &Silent).unwrap();
                     built.layer_id()
                 })
             })
@@ -114,13 +91,13 @@ fn two_builds_at_once_both_succeed() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(ids[0], ids[1]);
-    assert!(world.store.read_layer(&ids[0]).is_ok());
+    assert!(world.0.store.read_layer(&ids[0]).is_ok());
 }
 
 #[test]
 fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
     let world = World::new();
-    let publisher = world.publisher();
+    let publisher = world.0.publisher();
     let chunk = builder::EncodedChunk {
         digest: ChunkDigest([7; 32]),
         codec: layer::pack::Codec::None,
@@ -136,8 +113,8 @@ fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
 #[test]
 fn all_threads_learn_the_daemon_s_reason() {
     let world = World::new();
-    let publisher = world.publisher();
-    fs::write(world.dir.path().join(AWAY), "").unwrap();
+    let publisher = world.0.publisher();
+    fs::write(world.0.dir.path().join(AWAY), "").unwrap();
     let chunk = |number: u32| {
         let plain = number.to_le_bytes().repeat(1024);
         builder::EncodedChunk {

@@ -3,7 +3,7 @@
 
 mod fsd_world;
 
-use fsd_world::{LayerShape, World};
+use fsd_world::{LayerShape, World, drop_caches};
 use layer::ErrorKind;
 use proto::v1::Plane;
 use std::fs::OpenOptions;
@@ -35,10 +35,6 @@ fn tamper(path: &Path) -> std::fs::File {
     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
     std::fs::set_permissions(path, permissions).unwrap();
     OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
-
-fn drop_caches() {
-    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }
 
 fn refusal(world: &World) -> String {

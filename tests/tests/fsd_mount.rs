@@ -3,28 +3,16 @@
 
 mod fsd_world;
 
-use fsd_world::{LayerShape, World};
+use fsd_world::{LayerShape, World, drop_caches, wait_until};
 use proto::v1::Plane;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use sys::mount::{Recursive, Unmount};
 
 fn world() -> World {
     World::new(&LayerShape::default()).unwrap()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn drop_caches() {
-    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }
 
 #[test]

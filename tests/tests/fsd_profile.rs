@@ -4,12 +4,11 @@
 
 mod fsd_world;
 
-use fsd_world::{LayerShape, World};
+use fsd_world::{LayerShape, World, wait_until};
 use layer::profile::Profile;
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{RecordRequest, RecordResponse, StopRecordRequest};
 use std::path::Path;
-use std::time::{Duration, Instant};
 use store::{Profiled, Store};
 
 struct Client {
@@ -44,14 +43,6 @@ fn store_of(world: &World) -> Store {
 
 fn read(at: &Path, world: &World, name: &str) {
     assert!(std::fs::read(at.join(name)).unwrap() == world.layer.files[name], "{name}");
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

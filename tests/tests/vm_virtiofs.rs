@@ -4,10 +4,9 @@
 mod fsd_world;
 mod vm_world;
 
-use fsd_world::{LayerShape, World};
+use fsd_world::{LayerShape, World, wait_until};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 use vm_world::guest::{self, Guest, Plan};
 use vm_world::{Exporter, sums};
 
@@ -24,14 +23,6 @@ read go
 sha256sum * | sed 's/^/=> /'; echo "=> all"
 echo x 2>/dev/null > new || echo "=> refused"; stat -c '=> %s %a %h' file-0000; echo "=> end"
 "#;
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 #[test]
 fn a_guest_loads_a_layer_over_virtiofs_lazily() {

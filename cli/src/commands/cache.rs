@@ -13,12 +13,51 @@ use crate::output::Row;
 use crate::quantity::show_bytes;
 use layer::{Error, ErrorKind, LayerId, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
-use proto::v1::{CheckRequest, CompleteRequest, PinRequest, StatsRequest};
+use proto::v1::{CheckRequest, CompleteRequest, CompleteResponse, PinRequest, StatsRequest};
 use serde::Serialize;
+use std::time::{Duration, Instant};
 use tonic::transport::Channel;
+
+/// How long a daemon that went away may take to come back, and how often it is looked for.
+const PATIENCE: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_millis(100);
+/// A daemon that answers still after this is not about to end.
+const STILL_THERE: Duration = Duration::from_millis(500);
 
 async fn fsd(scene: &Scene) -> Outcome<LayerFsClient<Channel>> {
     Ok(LayerFsClient::new(proto::connect::unix(&scene.settings.fsd_socket()).await?))
+}
+
+/// Loads a whole layer and waits for it, also when the daemon is started again meanwhile: it goes on by
+/// itself then. `rate` in bytes a second; 0 is the node's default.
+pub async fn load(scene: &Scene, id: &LayerId, rate: u64) -> Outcome<CompleteResponse> {
+    let request = CompleteRequest { layer_id: id.as_bytes().to_vec(), rate_bytes_per_s: rate };
+    loop {
+        let mut client = fsd(scene).await?;
+        let pid = client.stats(StatsRequest {}).await?.into_inner().pid;
+        match client.complete(request.clone()).await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) if has_successor(scene, pid).await => drop(status),
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+/// Whether another daemon has come, or comes, after this one.
+async fn has_successor(scene: &Scene, former: u32) -> bool {
+    let lost_at = Instant::now();
+    while lost_at.elapsed() < PATIENCE {
+        let answer = match fsd(scene).await {
+            Ok(mut client) => client.stats(StatsRequest {}).await.ok(),
+            Err(_) => None,
+        };
+        match answer.map(|answer| answer.into_inner().pid) {
+            Some(pid) if pid != former => return true,
+            Some(_) if lost_at.elapsed() > STILL_THERE => return false,
+            _ => tokio::time::sleep(RETRY).await,
+        }
+    }
+    false
 }
 
 #[derive(Debug, Serialize)]
@@ -38,17 +77,10 @@ pub async fn pin(scene: &Scene, args: &Pin, pinned: bool) -> Outcome {
     let mut client = fsd(scene).await?;
     let mut done = Vec::new();
     for id in ids {
-        let layer_id = id.as_bytes().to_vec();
-        let request = PinRequest { layer_id: layer_id.clone(), pinned };
+        let request = PinRequest { layer_id: id.as_bytes().to_vec(), pinned };
         let changed = client.pin(request).await?.into_inner().changed;
         let loaded_bytes = match pinned && args.load {
-            true => {
-                client
-                    .complete(CompleteRequest { layer_id, rate_bytes_per_s: 0 })
-                    .await?
-                    .into_inner()
-                    .fetched_bytes
-            }
+            true => load(scene, &id, 0).await?.fetched_bytes,
             false => 0,
         };
         done.push(Pinned { id, pinned, changed, loaded_bytes });

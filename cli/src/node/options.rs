@@ -29,6 +29,9 @@ pub struct FsdOptions {
     /// How long a read waits for room on a full cache disk before it fails [default: 5s]
     #[arg(long, value_name = "TIME", env = "LAMELLA_FULL_DISK_DEADLINE", value_parser = quantity::duration)]
     pub full_disk_deadline: Option<Duration>,
+    /// Bound every `prefetch` that names no rate, in bytes a second, for example 50M
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_PREFETCH_RATE", value_parser = quantity::bytes)]
+    pub prefetch_rate: Option<u64>,
     /// Compare a layer's metadata with its digest at every attach, not only at the first
     #[arg(long, env = "LAMELLA_VERIFY_METADATA")]
     pub verify_metadata: bool,
@@ -44,6 +47,7 @@ impl FsdOptions {
             ("--cache-size", self.cache_size),
             ("--cache-low", self.cache_low),
             ("--cache-reserve", self.cache_reserve),
+            ("--prefetch-rate", self.prefetch_rate),
         ];
         let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name, size?.to_string())));
         let deadline = self.full_disk_deadline.map(|time| format!("{}ms", time.as_millis()));
@@ -69,6 +73,7 @@ impl FsdOptions {
         });
         config.cache_reserve_bytes = self.cache_reserve.unwrap_or(config.cache_reserve_bytes);
         config.full_disk_deadline = self.full_disk_deadline.unwrap_or(config.full_disk_deadline);
+        config.prefetch_rate = self.prefetch_rate.unwrap_or(config.prefetch_rate);
         config.verify_metadata = self.verify_metadata;
         config.metrics = self.metrics;
         config.plane = self.plane;
@@ -89,7 +94,7 @@ mod tests {
     #[test]
     fn what_up_is_told_reaches_the_daemon() {
         let line = "x --cache-size 10G --cache-low 8G --full-disk-deadline 250ms --verify-metadata \
-                    --metrics 127.0.0.1:9464 --plane fuse";
+                    --metrics 127.0.0.1:9464 --plane fuse --prefetch-rate 50M";
         let Line { options } = Line::parse_from(line.split_whitespace());
         let words = std::iter::once(OsString::from("x")).chain(options.words());
         let mut config = fsd::FsdConfig::new("/d", "/s");
@@ -99,6 +104,6 @@ mod tests {
         assert_eq!(config.full_disk_deadline, Duration::from_millis(250));
         assert!(config.verify_metadata && config.metrics.is_some());
         assert_eq!(config.plane, Some(PlaneKind::Fuse));
-        assert_eq!(config.cache_reserve_bytes, 64 << 20);
+        assert_eq!((config.cache_reserve_bytes, config.prefetch_rate), (64 << 20, 50 << 20));
     }
 }

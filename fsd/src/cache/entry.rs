@@ -14,6 +14,7 @@
 use super::bits::Bits;
 use super::evict::runs;
 use super::files::LayerFiles;
+use super::index::ChunkIndex;
 use super::usage::Usage;
 use crate::journal::FileKey;
 use layer::chunk::{Chunk, ChunkTable};
@@ -23,7 +24,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 /// What is on disk: the bits that survive a power cut.
 #[derive(Debug)]
@@ -50,6 +51,7 @@ pub struct CachedLayer {
     id: LayerId,
     folder: PathBuf,
     table: ChunkTable,
+    index: OnceLock<Arc<ChunkIndex>>,
     pub(super) files: Box<dyn LayerFiles>,
     key: FileKey,
     pub(super) bits: Bits,
@@ -101,6 +103,7 @@ impl CachedLayer {
             folder,
             usage: Usage::new(table.len()),
             table,
+            index: OnceLock::new(),
             files,
             key,
             bits,
@@ -121,6 +124,22 @@ impl CachedLayer {
     /// Its chunks, verified against the manifest.
     pub fn table(&self) -> &ChunkTable {
         &self.table
+    }
+
+    /// Its chunks by digest; made at the first call.
+    pub(super) fn index(&self) -> &Arc<ChunkIndex> {
+        self.index.get_or_init(|| Arc::new(ChunkIndex::new(&self.table)))
+    }
+
+    /// Takes the index that was made when the layer was opened before.
+    pub(super) fn set_index(&self, index: Arc<ChunkIndex>) {
+        let _ = self.index.set(index);
+    }
+
+    /// A place of a chunk with this digest, present or not.
+    pub fn find(&self, digest: &ChunkDigest) -> Option<usize> {
+        let found = self.index().find(digest)?;
+        self.table.chunks().get(found).is_some_and(|chunk| chunk.digest == *digest).then_some(found)
     }
 
     /// Where its files are.

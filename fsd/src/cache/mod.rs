@@ -16,6 +16,7 @@ pub mod entry;
 mod evict;
 mod expose;
 pub mod files;
+mod index;
 mod pins;
 mod shelf;
 mod space;
@@ -33,10 +34,11 @@ use crate::config::FsdConfig;
 use crate::journal::FileKey;
 use entry::Parts;
 use files::FolderFiles;
+use index::ChunkIndex;
 use layer::chunk::ChunkTable;
 use layer::manifest::Manifest;
 use layer::presence::Presence;
-use layer::{Context, Error, ErrorKind, LayerId, Result};
+use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -216,7 +218,7 @@ impl NodeCache {
             }
             let Ok(bytes) = std::fs::read(self.folder_of(&id).join(CHUNKS)) else { continue };
             if let Ok(table) = ChunkTable::decode(&bytes) {
-                self.shelf.put(&id, &table);
+                self.shelf.put(&id, Arc::new(ChunkIndex::new(&table)));
             }
         }
         Ok(())
@@ -301,8 +303,9 @@ impl NodeCache {
         let folder = self.folder_of(id);
         self.wake(id);
         let opened = self.open_or_bring(id, store, quiet_data, &folder)?;
-        if !self.shelf.knows(id) {
-            self.shelf.put(id, opened.table());
+        match self.shelf.get(id) {
+            Some(known) => opened.set_index(known),
+            None => self.shelf.put(id, Arc::clone(opened.index())),
         }
         Ok(opened)
     }
@@ -363,10 +366,11 @@ impl NodeCache {
             std::fs::read(&path).map_err(|error| part_error("read", &path, error))
         };
         let manifest = Manifest::decode(&read(MANIFEST)?)?;
-        let table = ChunkTable::decode(&read(CHUNKS)?)?;
-        if manifest.id() != *id || table.digest() != manifest.chunk_table_digest {
+        let table = read(CHUNKS)?;
+        if manifest.id() != *id || Digest::of(&table) != manifest.chunk_table_digest {
             return Err(Error::corrupt(format!("cached metadata of layer {id}")));
         }
+        let table = ChunkTable::decode(&table)?;
         let path = folder.join(DATA);
         let data = match quiet_data {
             Some(fd) => File::from(fd),
@@ -428,9 +432,12 @@ impl NodeCache {
             Err(error) => return Err(Error::io(name(), error)),
         };
         let chunks = table.len() as u32;
-        let mut bytes = Vec::new();
-        let longest = Presence::file_bytes(chunks) as u64 + 1;
-        std::io::Read::by_ref(&mut file).take(longest).read_to_end(&mut bytes).context(name)?;
+        let longest = Presence::file_bytes(chunks) + 1;
+        let mut bytes = Vec::with_capacity(longest);
+        std::io::Read::by_ref(&mut file)
+            .take(longest as u64)
+            .read_to_end(&mut bytes)
+            .context(name)?;
         Ok(Some((Presence::decode(*id, chunks, &bytes), file)))
     }
 

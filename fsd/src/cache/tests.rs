@@ -2,24 +2,13 @@
 
 use super::evict::Evicting;
 use super::*;
+use crate::known_layer::{self, CHUNK_BYTES, pattern as plain};
 use layer::ChunkDigest;
-use layer::chunk::{BLOCK_BYTES, Chunk};
-use layer::layer_file::LayerFile;
-use layer::manifest::LayerKind;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use store::backend::memory::Memory;
 
 const CHUNKS: usize = 40;
-const CHUNK_BYTES: usize = 4 * BLOCK_BYTES as usize;
-
-fn plain(index: usize) -> Vec<u8> {
-    let word = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..CHUNK_BYTES as u64 / 8)
-        .flat_map(|at| (word ^ at.wrapping_mul(word)).to_le_bytes())
-        .collect()
-}
-
 /// A cache folder and a store with one layer of [`CHUNKS`] chunks.
 struct Shop {
     folder: tempfile::TempDir,
@@ -30,19 +19,7 @@ struct Shop {
 impl Shop {
     fn new() -> Self {
         let store = Store::open(Arc::new(Memory::new())).unwrap();
-        let chunk = |index: usize| Chunk {
-            start_block: index as u32 * 4,
-            blocks: 4,
-            digest: ChunkDigest::of(&plain(index)),
-        };
-        let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
-        let metadata = vec![7; 4096];
-        let manifest = Manifest {
-            directories: 1,
-            ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
-        };
-        let file = LayerFile { manifest, chunk_table, metadata };
-        let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();
+        let id = known_layer::put_layer(&store, CHUNKS, plain);
         Self { folder: tempfile::tempdir().unwrap(), store, id }
     }
 

@@ -8,6 +8,7 @@
 
 use super::ALIGNMENT;
 use crate::fetch::Engine;
+use crate::made_files::attributes;
 use crate::reads;
 use crate::served::ServedLayer;
 use fuser::{
@@ -21,7 +22,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Name of the file with the EROFS metadata image.
 pub const METADATA: &str = "meta.erofs";
@@ -173,27 +174,6 @@ impl ExportFiles {
     /// Serves these files.
     pub fn new(files: Arc<Files>, engine: Engine) -> Self {
         Self { files, engine }
-    }
-}
-
-fn attributes(number: u64, kind: FileType, size: u64) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(number),
-        size,
-        blocks: size.div_ceil(512),
-        atime: UNIX_EPOCH,
-        // Never changes, or the kernel would drop what it has read.
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind,
-        perm: if kind == FileType::Directory { 0o500 } else { 0o400 },
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        flags: 0,
-        blksize: 4096,
     }
 }
 

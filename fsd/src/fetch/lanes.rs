@@ -1,20 +1,17 @@
 //! The lanes over a scripted store: every read of a pack stands at a gate until the test lets it pass, so
 //! what is read before what is no matter of speed.
 
-use super::queue::Job;
+use super::queue::{Duty, Job};
 use super::*;
 use crate::cache::{CacheSettings, NodeCache};
-use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
-use layer::layer_file::LayerFile;
-use layer::location::{Locations, Placement};
-use layer::manifest::{LayerKind, Manifest};
+use crate::known_layer::{self, noise};
+use layer::location::Placement;
 use layer::{Error, LayerId};
 use std::sync::Condvar;
 use store::backend::memory::Memory;
 use store::{Backend, Key, Store, Upload};
 
 const CHUNKS: usize = 200;
-const CHUNK_BLOCKS: u32 = 4;
 const THREADS: usize = 4;
 /// Reads of lower lanes that may run at once with so many threads.
 const LOW_READS: usize = 2;
@@ -99,42 +96,15 @@ struct World {
     places: Vec<Placement>,
 }
 
-fn plain(index: usize) -> Vec<u8> {
-    let mut bytes = vec![0; (CHUNK_BLOCKS * BLOCK_BYTES) as usize];
-    blake3::Hasher::new().update(&index.to_le_bytes()).finalize_xof().fill(&mut bytes);
-    bytes
-}
-
 /// All chunks lie one behind the other in one pack. Without `threads` nothing moves by itself.
 fn world(threads: bool) -> World {
     let gated =
         Arc::new(Gated { memory: Memory::new(), gate: Mutex::default(), moved: Condvar::new() });
     let store = Arc::new(Store::open(Arc::clone(&gated) as Arc<dyn Backend>).unwrap());
-    let mut writer = store.pack_writer().unwrap();
-    let chunk = |index: usize| {
-        let digest = ChunkDigest::of(&plain(index));
-        Chunk { start_block: index as u32 * CHUNK_BLOCKS, blocks: CHUNK_BLOCKS, digest }
-    };
-    let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
-    for (index, chunk) in chunk_table.chunks().iter().enumerate() {
-        let (codec, payload) = store::codec::encode_chunk(&plain(index), 1);
-        writer.append(chunk.digest, codec, chunk.plain_bytes(), &payload).unwrap();
-    }
-    let sealed = writer.finish().unwrap();
-    let place = |entry: &layer::pack::PackEntry| {
-        let (offset, stored_bytes, codec) = (entry.offset, entry.stored_bytes, entry.codec);
-        Placement { pack: 0, offset, stored_bytes, codec }
-    };
-    let places: Vec<Placement> = sealed.entries.iter().map(place).collect();
-    let metadata = vec![7; 4096];
-    let manifest = Manifest {
-        directories: 1,
-        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
-    };
-    let file = LayerFile { manifest, chunk_table, metadata };
-    let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();
-    let placements = places.iter().copied().map(Some).collect();
-    store.put_locations(&id, &Locations { packs: vec![sealed.id], placements }).unwrap();
+    let id = known_layer::put_layer(&store, CHUNKS, noise);
+    let locations = known_layer::put_pack(&store, CHUNKS, noise);
+    let places: Vec<Placement> = locations.placements.iter().copied().flatten().collect();
+    store.put_locations(&id, &locations).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let cache = NodeCache::open(folder.path(), CacheSettings::default()).unwrap();
     let cached = Arc::new(cache.open_layer(&id, &store, None).unwrap());
@@ -209,6 +179,49 @@ fn the_queue_gives_out_the_most_urgent_first() {
     let expected =
         [(100, Class::Demand), (50, Class::Demand), (50, Class::Prefetch), (0, Class::Background)];
     assert_eq!(order, expected);
+}
+
+#[test]
+fn no_thread_for_demand_does_background_work() {
+    let world = world(false);
+    let queue = &world.engine.inner.queue;
+    world.gated.open();
+    let _background = world.ask(0..1, Class::Background);
+    assert!(queue.try_duty(Duty::Urgent).is_none());
+    let _prefetch = world.ask(50..51, Class::Prefetch);
+    assert!(queue.try_duty(Duty::Background).is_none(), "a prefetch waits");
+    let Some(Job::Read(ticket, class)) = queue.try_duty(Duty::Urgent) else {
+        panic!("no prefetch")
+    };
+    assert_eq!((ticket.chunk, class), (50, Class::Prefetch));
+    let Some(Job::Read(ticket, class)) = queue.try_duty(Duty::Background) else { panic!("none") };
+    worker::carry(&world.engine.inner, steps::Step::Take(ticket, class), class);
+    assert!(queue.try_duty(Duty::Urgent).is_none(), "what it read is decoded by its own threads");
+    assert!(
+        matches!(queue.try_duty(Duty::Background), Some(Job::Decode(piece)) if piece.chunk == 0)
+    );
+}
+
+/// The names of the threads of this process that stand back, from the fields behind the name.
+fn threads_that_stand_back() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let nice = |stat: &String| -> Option<String> {
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let nice: i32 = tail.split(' ').nth(16)?.parse().ok()?;
+        (nice == 10).then(|| head.split_once('(').map(|(_, name)| name.to_owned()))?
+    };
+    stats.filter_map(|stat| nice(&stat)).collect()
+}
+
+#[test]
+fn background_work_stands_back_on_the_processors() {
+    let world = world(true);
+    world.gated.open();
+    assert!(world.ask(0..CHUNKS, Class::Background).recv().unwrap());
+    let names = threads_that_stand_back();
+    assert!(names.iter().any(|name| name.starts_with("background-")), "{names:?}");
+    assert!(names.iter().all(|name| name.starts_with("background-")), "{names:?}");
 }
 
 #[test]

@@ -37,8 +37,8 @@ use crate::incidents::Incidents;
 use flights::Flights;
 use layer::{ChunkDigest, Context, Result};
 use outage::Outage;
-use queue::Queue;
-use siblings::{DigestIndex, Siblings};
+use queue::{Duty, Queue};
+use siblings::Siblings;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,6 +48,8 @@ use waiter::Waiter;
 
 /// Chunks that one `complete` has in flight at once.
 const COMPLETE_WINDOW: usize = 64;
+/// How long a load under a rate sleeps before it looks whether it is wanted still.
+const LONGEST_REST: Duration = Duration::from_millis(100);
 /// How long a background chunk may take before `complete` gives up.
 const BACKGROUND_DEADLINE: Duration = Duration::from_secs(600);
 
@@ -94,7 +96,6 @@ pub struct FetchLayer {
     cached: Arc<CachedLayer>,
     source: Source,
     flights: Flights,
-    digests: DigestIndex,
     fills: AtomicU64,
     verify_failures: AtomicU64,
 }
@@ -103,9 +104,8 @@ impl FetchLayer {
     /// Nothing is on its way yet.
     pub fn new(cached: Arc<CachedLayer>, source: Source) -> Arc<Self> {
         let (flights, fills) = (Flights::default(), AtomicU64::new(0));
-        let digests = DigestIndex::new(cached.table());
         let verify_failures = AtomicU64::new(0);
-        Arc::new(Self { cached, source, flights, digests, fills, verify_failures })
+        Arc::new(Self { cached, source, flights, fills, verify_failures })
     }
 
     /// The layer in the cache.
@@ -255,7 +255,11 @@ impl Engine {
         let Self { inner } = Self::idle(settings, Box::new(space), Arc::new(SystemClock));
         for index in 0..threads {
             let inner = Arc::clone(&inner);
-            spawn(&format!("fill-{index}"), move || worker::run(&inner))?;
+            spawn(&format!("fill-{index}"), move || worker::run(&inner, Duty::Urgent))?;
+        }
+        for index in 0..inner.queue.low_limit() {
+            let inner = Arc::clone(&inner);
+            spawn(&format!("background-{index}"), move || worker::run_background(&inner))?;
         }
         let timing = Arc::clone(&inner);
         spawn("fill-timer", move || worker::run_timer(&timing))?;
@@ -403,9 +407,14 @@ impl Engine {
     }
 
     /// Loads a whole layer behind all demand, a window at a time and at most `rate` plain bytes a second
-    /// (0 is no limit). Answers the plain bytes filled. What is there already is passed over, so one that
-    /// was broken off goes on where it was.
-    pub fn complete(&self, layer: &Arc<FetchLayer>, rate: u64) -> Result<u64> {
+    /// (0 is no limit), until `goes_on` says no. Answers the plain bytes filled. What is there already is
+    /// passed over, so one that was broken off goes on where it was.
+    pub fn complete(
+        &self,
+        layer: &Arc<FetchLayer>,
+        rate: u64,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<u64> {
         let before = layer.cached.filled_bytes();
         let chunks = layer.cached.table().len();
         // Short windows under a low rate, so that it holds within a part of a second.
@@ -421,13 +430,17 @@ impl Engine {
             if layer.cached.has_all(window.clone()) {
                 continue;
             }
+            if !goes_on() {
+                break;
+            }
             self.ensure(layer, window, Class::Background)
                 .map_err(|failure| failure.to_error())
                 .context(|| format!("complete layer {}", layer.cached.id()))?;
             if rate > 0 {
                 let filled = layer.cached.filled_bytes().saturating_sub(before);
                 let due = Duration::from_secs_f64(filled as f64 / rate as f64);
-                std::thread::sleep(due.saturating_sub(begin.elapsed()));
+                // Others may bring the rest meanwhile.
+                rest(begin + due, &|| goes_on() && !layer.cached.is_complete());
             }
         }
         Ok(layer.cached.filled_bytes() - before)
@@ -444,6 +457,15 @@ impl Engine {
         let plain = steps::read_uncached(&self.inner, layer, chunk)?;
         self.inner.counters.uncached_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
         Ok(plain)
+    }
+}
+
+/// Sleeps until then, or until there is nothing to go on with.
+fn rest(until: Instant, goes_on: &dyn Fn() -> bool) {
+    while goes_on()
+        && let Some(left) = until.checked_duration_since(Instant::now())
+    {
+        std::thread::sleep(left.min(LONGEST_REST));
     }
 }
 

@@ -3,13 +3,14 @@
 //!
 //! Lower lanes never hold all threads: their reads are short and few at once, so that neither a thread nor
 //! the link to the store is busy with them for long when a demand comes. A demand for a chunk that a
-//! lower lane has read already lifts what is left to decode of it.
+//! lower lane has read already lifts what is left to decode of it. Background has threads of its own, which
+//! stand back for all others on the processors; nobody else does its work.
 //!
 //! Bounded: one ticket a flight and class (flights are bounded by the events that can be outstanding
 //! and by the windows of prefetch and completion), and as many pieces to decode as one read of each
 //! thread brings.
 //!
-//! Locking: one mutex and one condition variable.
+//! Locking: one mutex; a condition variable for each kind of thread.
 
 use super::FetchLayer;
 use super::waiter::Class;
@@ -53,6 +54,15 @@ pub enum Job {
     Read(Ticket, Class),
 }
 
+/// What a thread is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duty {
+    /// Demand and prefetch.
+    Urgent,
+    /// The background lane alone.
+    Background,
+}
+
 /// The work of one class.
 #[derive(Debug, Default)]
 struct Lane {
@@ -77,19 +87,32 @@ impl State {
         }
     }
 
-    fn next(&mut self, low_limit: usize) -> Option<Job> {
-        for class in [Class::Demand, Class::Prefetch, Class::Background] {
-            let may_read = class == Class::Demand || self.low_reads < low_limit;
-            let lane = self.lane(class);
-            if let Some(piece) = lane.pieces.pop_front() {
-                return Some(Job::Decode(piece));
-            }
-            if may_read && let Some(ticket) = lane.tickets.pop_front() {
-                self.low_reads += usize::from(class != Class::Demand);
-                return Some(Job::Read(ticket, class));
+    fn next(&mut self, duty: Duty, low_limit: usize) -> Option<Job> {
+        match duty {
+            Duty::Urgent => self
+                .next_of(Class::Demand, true)
+                .or_else(|| self.next_of(Class::Prefetch, self.low_reads < low_limit)),
+            Duty::Background => {
+                let may_read = self.low_reads < low_limit && self.prefetch.tickets.is_empty();
+                self.next_of(Class::Background, may_read)
             }
         }
-        None
+    }
+
+    fn next_of(&mut self, class: Class, may_read: bool) -> Option<Job> {
+        let lane = self.lane(class);
+        if let Some(piece) = lane.pieces.pop_front() {
+            return Some(Job::Decode(piece));
+        }
+        let ticket = if may_read { lane.tickets.pop_front() } else { None };
+        self.low_reads += usize::from(ticket.is_some() && class != Class::Demand);
+        ticket.map(|ticket| Job::Read(ticket, class))
+    }
+
+    /// Whether a thread for the background lane would find something.
+    fn has_background(&self, low_limit: usize) -> bool {
+        let may_read = self.low_reads < low_limit && self.prefetch.tickets.is_empty();
+        !self.background.pieces.is_empty() || (may_read && !self.background.tickets.is_empty())
     }
 }
 
@@ -98,6 +121,7 @@ impl State {
 pub struct Queue {
     state: Mutex<State>,
     ready: Condvar,
+    background_ready: Condvar,
     low_limit: usize,
     processors: usize,
 }
@@ -105,12 +129,26 @@ pub struct Queue {
 impl Queue {
     /// At most `low_limit` threads are in reads of lower lanes at once.
     pub fn new(low_limit: usize) -> Self {
+        let (ready, background_ready) = (Condvar::new(), Condvar::new());
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { state: Mutex::default(), ready: Condvar::new(), low_limit, processors }
+        Self { state: Mutex::default(), ready, background_ready, low_limit, processors }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At most so many threads are in reads of lower lanes at once.
+    pub fn low_limit(&self) -> usize {
+        self.low_limit
+    }
+
+    /// Who waits for work of this class.
+    fn waiting_for(&self, class: Class) -> &Condvar {
+        match class {
+            Class::Demand | Class::Prefetch => &self.ready,
+            Class::Background => &self.background_ready,
+        }
     }
 
     /// Queues chunks; wakes a thread unless the caller is about to take the work itself.
@@ -124,7 +162,7 @@ impl Queue {
             .extend(chunks.iter().map(|chunk| Ticket { layer: Arc::clone(layer), chunk: *chunk }));
         drop(state);
         if wake {
-            self.ready.notify_one();
+            self.waiting_for(class).notify_one();
         }
     }
 
@@ -137,7 +175,7 @@ impl Queue {
         let fresh = lane.len() - before;
         drop(state);
         for _ in 0..fresh.min(self.processors) {
-            self.ready.notify_one();
+            self.waiting_for(class).notify_one();
         }
     }
 
@@ -191,20 +229,34 @@ impl Queue {
     }
 
     /// Waits for work.
-    pub fn wait(&self) -> Job {
+    pub fn wait(&self, duty: Duty) -> Job {
+        let waiting = match duty {
+            Duty::Urgent => &self.ready,
+            Duty::Background => &self.background_ready,
+        };
         let mut state = self.lock();
         loop {
-            match state.next(self.low_limit) {
-                Some(job) => return job,
-                None => state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+            if let Some(job) = state.next(duty, self.low_limit) {
+                // The last prefetch gives way to what lies behind it.
+                if duty == Duty::Urgent && state.has_background(self.low_limit) {
+                    self.background_ready.notify_one();
+                }
+                return job;
             }
+            state = waiting.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next work of one kind of thread, without waiting.
+    #[cfg(test)]
+    pub fn try_duty(&self, duty: Duty) -> Option<Job> {
+        self.lock().next(duty, self.low_limit)
     }
 
     /// The next work, without waiting.
     #[cfg(test)]
     pub fn try_next(&self) -> Option<Job> {
-        self.lock().next(self.low_limit)
+        self.try_duty(Duty::Urgent).or_else(|| self.try_duty(Duty::Background))
     }
 
     /// Whether nothing is queued.
@@ -219,8 +271,10 @@ impl Queue {
     pub fn low_read_over(&self) {
         let mut state = self.lock();
         state.low_reads -= 1;
-        if !state.prefetch.tickets.is_empty() || !state.background.tickets.is_empty() {
+        if !state.prefetch.tickets.is_empty() {
             self.ready.notify_one();
+        } else if !state.background.tickets.is_empty() {
+            self.background_ready.notify_one();
         }
     }
 }

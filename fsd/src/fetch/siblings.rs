@@ -1,42 +1,19 @@
 //! The layers that this node holds: a chunk that one of them has is taken from there, not fetched again.
 //!
-//! Layers that are served have an index of their chunks by digest, four bytes a chunk; a look-up is a
-//! binary search in each. Whoever owns the cache is asked for the others. Where the file system shares
-//! blocks between files nothing is copied. What was copied or shared is verified like anything else.
+//! A look-up is a binary search in each layer that is served. Whoever owns the cache is asked for the
+//! others. Where the file system shares blocks between files nothing is copied. What was copied or shared
+//! is verified like anything else.
 //!
 //! Locking: the list of layers is read on every fill and written when a layer is opened.
 
 use super::{FetchLayer, MakeRoom};
 use crate::cache::CachedLayer;
 use layer::ChunkDigest;
-use layer::chunk::ChunkTable;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// More open layers than this are not searched: fetching is cheaper then.
 const MAX_SEARCHED: usize = 64;
-
-/// The chunks of one layer by digest.
-#[derive(Debug)]
-pub struct DigestIndex {
-    order: Vec<u32>,
-}
-
-impl DigestIndex {
-    /// Sorts the chunks of a table.
-    pub fn new(table: &ChunkTable) -> Self {
-        let chunks = table.chunks();
-        let mut order: Vec<u32> = (0..chunks.len() as u32).collect();
-        order.sort_unstable_by_key(|index| chunks[*index as usize].digest);
-        Self { order }
-    }
-
-    fn find(&self, table: &ChunkTable, digest: &ChunkDigest) -> Option<usize> {
-        let chunks = table.chunks();
-        let at = self.order.binary_search_by_key(digest, |index| chunks[*index as usize].digest);
-        at.ok().map(|at| self.order[at] as usize)
-    }
-}
 
 /// A chunk from another layer of this node.
 #[derive(Debug)]
@@ -66,7 +43,7 @@ impl Siblings {
     fn find(&self, digest: &ChunkDigest) -> Option<(Arc<CachedLayer>, usize)> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         layers.iter().rev().take(MAX_SEARCHED).filter_map(Weak::upgrade).find_map(|layer| {
-            let chunk = layer.digests.find(layer.cached.table(), digest)?;
+            let chunk = layer.cached.find(digest)?;
             layer.cached.has(chunk).then(|| (Arc::clone(&layer.cached), chunk))
         })
     }

@@ -2,57 +2,23 @@
 
 use super::*;
 use crate::cache::{CacheSettings, NodeCache};
-use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};
-use layer::layer_file::LayerFile;
-use layer::location::{Locations, Placement};
-use layer::manifest::{LayerKind, Manifest};
-use layer::{ChunkDigest, Error, ErrorKind, LayerId};
+use crate::known_layer::{self, CHUNK_BYTES, pattern as plain};
+use layer::location::Locations;
+use layer::{Error, ErrorKind, LayerId};
 use std::sync::atomic::AtomicUsize;
 use store::Store;
 use store::backend::fault::{Fault, FaultPlan};
 use store::backend::memory::Memory;
 
 const CHUNKS: usize = 40;
-const CHUNK_BLOCKS: u32 = 4;
-
-fn plain(index: usize) -> Vec<u8> {
-    let word = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let bytes = (CHUNK_BLOCKS * BLOCK_BYTES) as usize;
-    (0..bytes as u64 / 8).flat_map(|at| (word ^ at.wrapping_mul(word)).to_le_bytes()).collect()
-}
 
 /// Writes all chunks into one pack, in order.
 fn write_pack(store: &Store) -> Locations {
-    let mut writer = store.pack_writer().unwrap();
-    let mut placements = Vec::new();
-    for index in 0..CHUNKS {
-        let bytes = plain(index);
-        let (codec, payload) = store::codec::encode_chunk(&bytes, 1);
-        writer.append(ChunkDigest::of(&bytes), codec, bytes.len() as u32, &payload).unwrap();
-        placements.push(codec);
-    }
-    let sealed = writer.finish().unwrap();
-    let place = |entry: &layer::pack::PackEntry| {
-        let (offset, stored_bytes, codec) = (entry.offset, entry.stored_bytes, entry.codec);
-        Some(Placement { pack: 0, offset, stored_bytes, codec })
-    };
-    Locations { packs: vec![sealed.id], placements: sealed.entries.iter().map(place).collect() }
+    known_layer::put_pack(store, CHUNKS, plain)
 }
 
 fn publish(store: &Store) -> (LayerId, Locations) {
-    let chunk = |index: usize| Chunk {
-        start_block: index as u32 * CHUNK_BLOCKS,
-        blocks: CHUNK_BLOCKS,
-        digest: ChunkDigest::of(&plain(index)),
-    };
-    let chunk_table = ChunkTable::new((0..CHUNKS).map(chunk).collect()).unwrap();
-    let metadata = vec![7; 4096];
-    let manifest = Manifest {
-        directories: 1,
-        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
-    };
-    let file = LayerFile { manifest, chunk_table, metadata };
-    let (id, _) = store.put_layer(&file.encode().unwrap()).unwrap();
+    let id = known_layer::put_layer(store, CHUNKS, plain);
     let locations = write_pack(store);
     store.put_locations(&id, &locations).unwrap();
     (id, locations)
@@ -115,11 +81,10 @@ fn bench(deadline: Duration) -> Bench {
 
 impl Bench {
     fn assert_filled(&self, chunks: Range<usize>) {
-        let bytes = (CHUNK_BLOCKS * BLOCK_BYTES) as usize;
         for index in chunks {
             assert!(self.layer.cached().has(index), "chunk {index} is missing");
-            let mut got = vec![0; bytes];
-            self.layer.cached().read((index * bytes) as u64, &mut got).unwrap();
+            let mut got = vec![0; CHUNK_BYTES];
+            self.layer.cached().read((index * CHUNK_BYTES) as u64, &mut got).unwrap();
             assert!(got == plain(index), "chunk {index} differs");
         }
     }
@@ -160,7 +125,7 @@ fn neighbours_become_one_read_and_present_chunks_none() {
     bench.assert_filled(0..CHUNKS);
     bench.engine.ensure(&bench.layer, 0..CHUNKS, Class::Demand).unwrap();
     assert_eq!(bench.reads(), 1);
-    assert_eq!(bench.engine.complete(&bench.layer, 0).unwrap(), 0);
+    assert_eq!(bench.engine.complete(&bench.layer, 0, &|| true).unwrap(), 0);
 }
 
 #[test]
@@ -271,7 +236,7 @@ fn only_durable_chunks_are_believed_after_a_restart() {
     let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
     assert!(again.has_all(0..10) && !(10..20).any(|index| again.has(index)));
     assert!(!again.is_durably_complete());
-    bench.engine.complete(&bench.layer, 0).unwrap();
+    bench.engine.complete(&bench.layer, 0, &|| true).unwrap();
     bench.layer.cached().make_durable().unwrap();
     let again = bench.cache.open_layer(&bench.id, &bench.store, None).unwrap();
     assert!(again.is_durably_complete() && bench.layer.cached().is_durably_complete());

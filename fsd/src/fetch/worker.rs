@@ -2,7 +2,7 @@
 //!
 //! Locking: none is held here while anything blocks.
 
-use super::queue::{Job, Piece};
+use super::queue::{Duty, Job, Piece};
 use super::steps::{Next, Step};
 use super::waiter::Class;
 use super::{FetchLayer, Inner};
@@ -11,10 +11,23 @@ use std::sync::Arc;
 /// Reads that bring at least this many plain bytes are decoded by several threads.
 const SHARE_BYTES: usize = 128 << 10;
 
+/// How far the background threads stand back: with all processors busy they get a tenth of what another
+/// thread gets. Not less, as a reader may wait for a chunk that one of them has begun to decode.
+const BACKGROUND_NICE: i32 = 10;
+
+/// The body of a thread for the background lane.
+pub fn run_background(inner: &Arc<Inner>) {
+    // Of this thread alone, as Linux has it.
+    if let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICE) {
+        tracing::debug!(%error, "background work has the priority of demand");
+    }
+    run(inner, Duty::Background);
+}
+
 /// The body of a fill thread.
-pub fn run(inner: &Arc<Inner>) {
+pub fn run(inner: &Arc<Inner>, duty: Duty) {
     loop {
-        match inner.queue.wait() {
+        match inner.queue.wait(duty) {
             Job::Read(ticket, class) => {
                 carry(inner, Step::Take(ticket, class), class);
                 if class != Class::Demand {

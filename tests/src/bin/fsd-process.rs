@@ -1,7 +1,7 @@
 //! fsd and its keepers as processes of their own, for tests that kill them.
 //!
 //! `fsd-process fsd --data DIR --store URL [--plane PLANE] [--deadline-ms N] [--reserve BYTES]
-//! [--sync-ms N] [--full-ms N] [--cache-size BYTES] [--metrics ADDR]` and `fsd-process keeper --data DIR --index N`.
+//! [--sync-ms N] [--full-ms N] [--cache-size BYTES] [--prefetch-rate BYTES] [--metrics ADDR]` and `fsd-process keeper --data DIR --index N`.
 //!
 //! `fsd-process trial --data DIR --store URL --layer ID --name FILE` is fsd and its only client in one:
 //! it attaches a layer, writes the plane and the digest of a file to standard output, and drains.
@@ -61,6 +61,7 @@ fn configure(data: &str, options: &BTreeMap<String, String>) -> Result<fsd::FsdC
         config.full_disk_deadline = Duration::from_millis(milliseconds);
     }
     config.cache_limit = number("--cache-size")?.map(fsd::CacheLimit::of);
+    config.prefetch_rate = number("--prefetch-rate")?.unwrap_or(config.prefetch_rate);
     config.metrics = options.get("--metrics").map(|address| address.parse()).transpose()?;
     config.cache_reserve_bytes = number("--reserve")?.unwrap_or(4 << 20);
     Ok(config)

@@ -13,8 +13,8 @@ use layer::tree::{Body, Extent, FileData, Inode, Kind, Timestamp, Tree};
 use layer::{ChunkDigest, Digest, LayerId, PackId};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{
-    AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, DetachRequest,
-    DrainRequest, EvictRequest, PinRequest, Plane, StatsRequest, StatsResponse,
+    AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, CompleteResponse,
+    DetachRequest, DrainRequest, EvictRequest, PinRequest, Plane, StatsRequest, StatsResponse,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -283,10 +283,15 @@ impl World {
     }
 
     pub fn complete(&self) -> Result<u64> {
-        let request =
-            CompleteRequest { layer_id: self.layer.id.as_bytes().to_vec(), rate_bytes_per_s: 0 };
-        let mut client = self.client()?;
-        Ok(self.runtime.block_on(client.complete(request))?.into_inner().fetched_bytes)
+        Ok(self.begin_complete(0)()?.fetched_bytes)
+    }
+
+    /// A load of the whole layer, to be carried out where the caller likes.
+    pub fn begin_complete(&self, rate: u64) -> impl FnOnce() -> Result<CompleteResponse> + use<> {
+        let layer_id = self.layer.id.as_bytes().to_vec();
+        let request = CompleteRequest { layer_id, rate_bytes_per_s: rate };
+        let (client, runtime) = (self.client(), self.runtime.handle().clone());
+        move || Ok(runtime.block_on(client?.complete(request))?.into_inner())
     }
 
     pub fn evict(&self) -> Result<u64> {
@@ -386,6 +391,20 @@ impl World {
         let below = mounts.into_iter().map(|mount| mount.mount_point);
         below.filter(|point| point.starts_with(&self.data) && *point != self.data).collect()
     }
+}
+
+/// Waits until something is so that takes an unknown while.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Drops the page cache of the whole machine.
+pub fn drop_caches() {
+    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }
 
 /// `kill -9`.

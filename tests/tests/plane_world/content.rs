@@ -10,8 +10,7 @@ use std::io;
 use std::num::NonZero;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use sys::mapping::FileMapping;
-use sys::private_mapping::PrivateMapping;
+use sys::mapping::{FileMapping, PrivateMapping};
 
 const PAGE: usize = 4096;
 const EINVAL: i32 = 22;

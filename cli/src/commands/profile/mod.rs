@@ -3,7 +3,7 @@
 mod plot;
 
 use super::run::run;
-use super::{Scene, blocking, lost_name, named};
+use super::{Scene, blocking, cache, lost_name, named};
 use crate::args::{self, Named, ProfileRecord, ProfileShow, ProfileStop, Run};
 use crate::embed::{self, Images};
 use crate::errors::{Failure, Outcome, Remedy};
@@ -18,8 +18,8 @@ use proto::v1::images_client::ImagesClient;
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::{
-    CompleteRequest, PrefetchRequest, RecordRequest, ResolveRequest, ResolveResponse,
-    StopRecordRequest, StopRecordResponse,
+    PrefetchRequest, RecordRequest, ResolveRequest, ResolveResponse, StopRecordRequest,
+    StopRecordResponse,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -173,16 +173,22 @@ async fn apply(scene: &Scene, args: &Named) -> Outcome {
 pub async fn prefetch(scene: &Scene, args: &args::Prefetch) -> Outcome {
     let node = start::connect(&scene.settings, Lifetime::UntilDown, scene.out).await?;
     let subject = Subject::resolve(&node.channel, &args.which.reference).await?;
-    let mut client = layerfs(scene).await?;
-    let mut loaded = Loaded { layers: subject.layers.len(), fetched_bytes: 0 };
+    let mut loaded =
+        Loaded { layers: subject.layers.len(), fetched_bytes: 0, broken_off: Vec::new() };
     for (id, _) in &subject.layers {
-        let layer_id = id.as_bytes().to_vec();
-        let request = CompleteRequest { layer_id, rate_bytes_per_s: args.rate.unwrap_or(0) };
-        loaded.fetched_bytes += client.complete(request).await?.into_inner().fetched_bytes;
+        let done = cache::load(scene, id, args.rate.unwrap_or(0)).await?;
+        loaded.fetched_bytes += done.fetched_bytes;
+        loaded.broken_off.extend(done.broken_off.then_some(*id));
     }
     scene.out.result(&loaded, || {
         let fetched = show_bytes(loaded.fetched_bytes);
-        format!("{} is complete on this node: {fetched} fetched", subject.name)
+        match loaded.broken_off.len() {
+            0 => format!("{} is complete on this node: {fetched} fetched", subject.name),
+            layers => format!(
+                "{}: {fetched} fetched; {layers} layers are not complete, as their last user went away",
+                subject.name
+            ),
+        }
     })
 }
 
@@ -291,6 +297,8 @@ struct Begun {
 struct Loaded {
     layers: usize,
     fetched_bytes: u64,
+    /// Layers whose last user went away before they were complete.
+    broken_off: Vec<LayerId>,
 }
 
 #[derive(Debug, Serialize)]

@@ -3,18 +3,19 @@
 //! Locking: the table of files is read on every request and written on attach and release.
 
 use crate::fetch::Engine;
+use crate::made_files::attributes;
 use crate::reads;
 use crate::served::ServedLayer;
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 use layer::{LayerId, Result};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 /// How long the kernel may believe an answer: files appear and vanish with attaches.
 const BELIEVED: Duration = Duration::ZERO;
@@ -76,26 +77,6 @@ impl LayerFiles {
     /// Serves these files.
     pub fn new(files: Arc<Files>, engine: Engine) -> Self {
         Self { files, engine }
-    }
-}
-
-fn attributes(number: u64, kind: FileType, size: u64) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(number),
-        size,
-        blocks: size.div_ceil(512),
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind,
-        perm: if kind == FileType::Directory { 0o500 } else { 0o400 },
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        flags: 0,
-        blksize: 4096,
     }
 }
 
