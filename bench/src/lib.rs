@@ -11,6 +11,7 @@ mod burst;
 mod cases;
 mod catalog;
 mod cold;
+mod collect;
 mod container;
 pub mod corpus;
 mod create;
@@ -51,6 +52,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("warm", "reads of a complete layer against ext4, EROFS, squashfs and fuse-overlayfs"),
     ("create", "containers per second against crun and runc"),
     ("pack-diff", "what a sandbox wrote becomes an environment: many new files, a few changes"),
+    ("gc", "collection, fsck and reindex of a store of a million chunks"),
     ("build", "base image build against `zstd -3` on its tar"),
 ];
 
@@ -73,6 +75,7 @@ pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
         "create" => create::command(&options),
         "pack-diff" => pack_diff::command(&options),
         "build" => build::command(&options),
+        "gc" => collect::command(&options),
         _ => {
             let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
             bail!("no bench is called {name}; there are {}", names.join(", "))

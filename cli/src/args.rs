@@ -2,6 +2,10 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+mod store;
+
+pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
+
 use crate::node::options::FsdOptions;
 use crate::quantity;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -104,12 +108,27 @@ pub enum Action {
     Pin(Pin),
     /// Let a pinned layer be evicted again
     Unpin(Pin),
-    /// Check a layer, or every layer of an environment, on the store; or the node's cache
+    /// Check the store, or one layer or environment on it, or the node's cache
     Fsck(Fsck),
     /// Lay the plain data of a layer on the store, so that hosts mount it without a daemon
     Materialise(Materialise),
+    /// Mend the store from what is left of it and from another one that has the same
+    Repair(Repair),
+    /// Show the paths that differ between two layers or environments
+    Diff(Diff),
+    /// Copy layers and environments with their names to another store; what it has is not sent again
+    CopyStore(CopyStore),
+    /// Write a layer or an environment with its name into one file, to carry it somewhere
+    Export(Export),
+    /// Take in what `export` wrote
+    Import(Import),
     /// Rebuild the catalog from the store alone
     Reindex,
+    /// Delete from the store what no reference, no history and nobody needs any more
+    ///
+    /// What has no use is condemned first, and deleted by a later run that finds no use for it either. Until
+    /// then everything is there as before; using it again is enough to keep it.
+    Gc(Gc),
     /// Measure something, or list what can be measured
     Bench(Bench),
     /// The on-demand file-system daemon of a node.
@@ -533,7 +552,9 @@ pub struct ProfileShow {
 #[derive(Debug, Args)]
 pub struct Fsck {
     /// KIND/NAME:TAG, NAME:TAG of an environment, or an id
-    #[arg(value_name = "REF", required_unless_present = "node", conflicts_with = "node")]
+    ///
+    /// Without one the whole store is checked.
+    #[arg(value_name = "REF", conflicts_with = "node")]
     pub reference: Option<String>,
     /// Read and check every byte of data too
     #[arg(long, conflicts_with = "node")]

@@ -27,7 +27,7 @@ pub fn cpu_millis(text: &str) -> Result<u32, String> {
     Ok((cores * 1000.0).round() as u32)
 }
 
-/// Reads `30`, `30s`, `500ms`, `5m`, `2h`; a bare number is seconds.
+/// Reads `30`, `30s`, `500ms`, `5m`, `2h`, `7d`; a bare number is seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -37,7 +37,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err(format!("unknown unit {unit:?}; use ms, s, m or h")),
+        "d" => 86_400_000,
+        _ => return Err(format!("unknown unit {unit:?}; use ms, s, m, h or d")),
     };
     number.checked_mul(millis).map(Duration::from_millis).ok_or_else(|| "out of range".to_owned())
 }

@@ -73,6 +73,13 @@ impl Images {
         self.enter_packs(&new).map(drop)
     }
 
+    /// Reads the footers of all packs again: a chunk whose pack is gone may lie in another one that was entered
+    /// before.
+    pub(crate) fn reread_packs(&self) -> Result<()> {
+        let _one = locked(&self.indexing);
+        self.enter_packs(&self.store.list_packs()?).map(drop)
+    }
+
     /// Rebuilds everything from the store alone. Calls that run meanwhile see the old or the new.
     pub(crate) fn reindex(&self) -> Result<Reindexed> {
         let one = locked(&self.indexing);
@@ -202,11 +209,23 @@ impl Images {
         Ok(placed(table, &places))
     }
 
+    /// What is known of a layer that is on the store now; the catalog may not know yet that it was collected.
+    pub(crate) fn describe(&self, id: &LayerId) -> Result<LayerRecord> {
+        match self.catalog.layer(id)? {
+            Some(record) if self.store.has_layer(id)? => Ok(record),
+            _ => self.layer_record_from_store(id),
+        }
+    }
+
     /// What a listing says about a layer, from the catalog or the store.
     pub(crate) fn layer_record(&self, id: &LayerId) -> Result<LayerRecord> {
         if let Some(record) = self.catalog.layer(id)? {
             return Ok(record);
         }
+        self.layer_record_from_store(id)
+    }
+
+    fn layer_record_from_store(&self, id: &LayerId) -> Result<LayerRecord> {
         let record = self.read_layer_record(id)?;
         self.catalog.put_layer(&record)?;
         Ok(record)

@@ -3,7 +3,7 @@
 use crate::images::{Images, locked};
 use layer::{Digest, EnvId, Error, LayerId, Result};
 use std::time::{Duration, Instant};
-use store::Lease;
+use store::{Collectable, Lease, MAX_CLOCK_SKEW};
 
 /// How long a lease lasts when nobody says, in milliseconds.
 pub(crate) const DEFAULT_TTL_MS: u64 = 10 * 60 * 1000;
@@ -20,7 +20,24 @@ impl Images {
         ids: Vec<Digest>,
         ttl_ms: u64,
     ) -> Result<Lease> {
-        for id in &ids {
+        let lease = self.put_lease(holder, ids, "pin", ttl_ms)?;
+        match self.check_pinned(&lease.ids) {
+            Ok(()) => Ok(lease),
+            Err(error) => {
+                self.give_back(&lease.id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether everything that a lease was put on is there and stays.
+    fn check_pinned(&self, ids: &[Digest]) -> Result<()> {
+        self.await_deletions(|doomed| match doomed {
+            Collectable::Layer(id) => ids.contains(&Digest(id.0)),
+            Collectable::Environment(id) => ids.contains(&Digest(id.0)),
+            _ => false,
+        })?;
+        for id in ids {
             if !self.store.has_layer(&LayerId(id.0))?
                 && !self.store.has_environment(&EnvId(id.0))?
             {
@@ -29,7 +46,7 @@ impl Images {
                 )));
             }
         }
-        self.put_lease(holder, ids, "pin", ttl_ms)
+        Ok(())
     }
 
     pub(crate) fn put_lease(
@@ -59,7 +76,10 @@ impl Images {
             *swept = Some(Instant::now());
         }
         let sweep = || -> Result<()> {
-            for lease in self.store.list_leases()?.iter().filter(|lease| lease.has_expired()) {
+            let skew = u64::try_from(MAX_CLOCK_SKEW.as_nanos()).unwrap_or(u64::MAX);
+            let ended = self.now().saturating_sub(skew);
+            let leases = self.store.list_leases()?;
+            for lease in leases.iter().filter(|lease| lease.has_expired(ended)) {
                 self.release_lease(&lease.id)?;
             }
             Ok(())

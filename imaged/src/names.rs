@@ -8,6 +8,7 @@ use crate::images::Images;
 use layer::environment::Environment;
 use layer::reference::{RefKind, Reference, ReferenceEntry, Target};
 use layer::{EnvId, Error, ErrorKind, Result};
+use store::Collectable;
 
 /// The fewest digits that stand for an id.
 const MIN_ID_DIGITS: usize = 8;
@@ -20,7 +21,7 @@ pub(crate) enum Resolved {
     /// The layers are the bottom one first.
     Environment {
         id: EnvId,
-        environment: Environment,
+        environment: Box<Environment>,
         layers: Vec<LayerRecord>,
     },
 }
@@ -31,7 +32,7 @@ impl Images {
         match self.target_of(name)? {
             Target::Layer(id) => self.layer_record(&id).map(Resolved::Layer),
             Target::Environment(id) => {
-                let environment = self.environment(&id)?;
+                let environment = Box::new(self.environment(&id)?);
                 let layers = environment.layers.iter().map(|layer| self.layer_record(layer));
                 let layers = layers.collect::<Result<_>>().map_err(|error| {
                     let kind = error.kind();
@@ -92,7 +93,7 @@ impl Images {
         }
     }
 
-    fn entry(&self, reference: &Reference, number: u64) -> Result<ReferenceEntry> {
+    pub(crate) fn entry(&self, reference: &Reference, number: u64) -> Result<ReferenceEntry> {
         if let Some(entry) = self.catalog.entry(reference, number)? {
             return Ok(entry);
         }
@@ -138,7 +139,13 @@ impl Images {
         author: &str,
         expected: Option<u64>,
     ) -> Result<ReferenceEntry> {
-        self.moved(reference, Some(target), author, expected)
+        let lease = self.protect(match target {
+            Target::Layer(id) => Collectable::Layer(id),
+            Target::Environment(id) => Collectable::Environment(id),
+        })?;
+        let moved = self.moved(reference, Some(target), author, expected);
+        self.give_back(&lease.id);
+        moved
     }
 
     /// Makes a reference point nowhere; its history stays.

@@ -122,8 +122,8 @@ impl Rpc for Calls {
     ) -> Answer<v1::CommitLayerResponse> {
         let (publish_id, file) = gathered(request.into_inner()).await.map_err(to_status)?;
         self.call(move |images| {
-            images.publish(&publish_id)?;
-            let (id, existed) = images.commit_layer(&file)?;
+            let publish = images.publish(&publish_id)?;
+            let (id, existed) = images.commit_layer(&publish, &file)?;
             Ok(v1::CommitLayerResponse { layer_id: id.0.to_vec(), existed })
         })
         .await
@@ -135,8 +135,8 @@ impl Rpc for Calls {
     ) -> Answer<v1::CommitEnvironmentResponse> {
         let v1::CommitEnvironmentRequest { publish_id, document } = request.into_inner();
         self.call(move |images| {
-            images.publish(&publish_id)?;
-            let (id, existed) = images.commit_environment(&document)?;
+            let publish = images.publish(&publish_id)?;
+            let (id, existed) = images.commit_environment(&publish, &document)?;
             Ok(v1::CommitEnvironmentResponse { env_id: id.0.to_vec(), existed })
         })
         .await
@@ -212,8 +212,7 @@ impl Rpc for Calls {
         request: Request<v1::DescribeLayerRequest>,
     ) -> Answer<v1::LayerDescription> {
         let id = request.into_inner().layer_id;
-        self.call(move |images| images.layer_record(&LayerId::from_slice(&id)?).map(wire::layer))
-            .await
+        self.call(move |images| images.describe(&LayerId::from_slice(&id)?).map(wire::layer)).await
     }
 
     async fn acquire_lease(&self, request: Request<v1::AcquireLeaseRequest>) -> Answer<v1::Lease> {
@@ -249,5 +248,21 @@ impl Rpc for Calls {
 
     async fn reindex(&self, _: Request<v1::ReindexRequest>) -> Answer<v1::ReindexResponse> {
         self.call(|images| images.reindex().map(wire::reindexed)).await
+    }
+
+    async fn collect(&self, request: Request<v1::CollectRequest>) -> Answer<v1::CollectResponse> {
+        let options = wire::collect_options(&request.into_inner());
+        self.call(move |images| images.collect(&options).map(wire::collected)).await
+    }
+
+    async fn undo_collection(
+        &self,
+        _: Request<v1::UndoCollectionRequest>,
+    ) -> Answer<v1::UndoCollectionResponse> {
+        self.call(|images| {
+            let reprieved = images.undo_collection()?;
+            Ok(v1::UndoCollectionResponse { reprieved })
+        })
+        .await
     }
 }

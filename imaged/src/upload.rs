@@ -27,7 +27,7 @@ const IN_FLIGHT_BYTES: usize = 16 << 20;
 /// Chunks on their way to the verifiers, and again to the writer.
 const IN_FLIGHT_CHUNKS: usize = 32;
 /// A pack that has grown to this is sealed. With chunks of at most 16 MiB none exceeds 160 MiB.
-const PACK_BYTES: u64 = 128 << 20;
+pub(crate) const PACK_BYTES: u64 = 128 << 20;
 /// What a broken stream left is sealed from this size on.
 const WORTH_KEEPING_BYTES: u64 = 8 << 20;
 
@@ -132,7 +132,7 @@ fn write_packs(
     publish: &Publish,
     mut steps: mpsc::Receiver<Step>,
 ) -> Result<Uploaded> {
-    let mut sink = Sink::new(images, publish.sound());
+    let mut sink = Sink::new(images, publish);
     while let Some(step) = steps.blocking_recv() {
         match step {
             Step::Append(chunk) => sink.append(&chunk)?,
@@ -147,8 +147,11 @@ fn write_packs(
 }
 
 /// Where the chunks of one stream go.
-struct Sink<'a> {
+pub(crate) struct Sink<'a> {
     images: &'a Images,
+    publish: &'a Publish,
+    /// Packs whose chunks are stored again, because they are condemned.
+    avoided: HashSet<PackId>,
     sound: HashSet<PackId>,
     pack: Option<PackWriter>,
     sealing: Option<thread::JoinHandle<Result<SealedPack>>>,
@@ -158,11 +161,13 @@ struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    fn new(images: &'a Images, sound: HashSet<PackId>) -> Self {
+    pub(crate) fn new(images: &'a Images, publish: &'a Publish) -> Self {
         let (pack, sealing) = (None, None);
         Self {
             images,
-            sound,
+            publish,
+            avoided: publish.avoided(),
+            sound: publish.sound(),
             pack,
             sealing,
             unsealed: HashSet::new(),
@@ -170,10 +175,16 @@ impl<'a> Sink<'a> {
         }
     }
 
-    fn append(&mut self, chunk: &Chunk) -> Result<()> {
-        let stored = self.unsealed.contains(&chunk.digest)
-            || !self.images.sound_places(&[chunk.digest], &mut self.sound)?.is_empty();
-        if stored {
+    fn is_stored(&mut self, digest: &ChunkDigest) -> Result<bool> {
+        if self.unsealed.contains(digest) {
+            return Ok(true);
+        }
+        let places = self.images.sound_places(&[*digest], &mut self.sound)?;
+        Ok(places.values().any(|place| !self.avoided.contains(&place.pack)))
+    }
+
+    pub(crate) fn append(&mut self, chunk: &Chunk) -> Result<()> {
+        if self.is_stored(&chunk.digest)? {
             self.uploaded.chunks_known += 1;
             return Ok(());
         }
@@ -210,10 +221,11 @@ impl<'a> Sink<'a> {
         for entry in &sealed.entries {
             self.unsealed.remove(&entry.digest);
         }
-        Ok(())
+        // A long stream outlasts a lease.
+        self.images.renew_if_due(self.publish)
     }
 
-    fn finish(mut self) -> Result<Uploaded> {
+    pub(crate) fn finish(mut self) -> Result<Uploaded> {
         self.seal()?;
         self.settle()?;
         Ok(self.uploaded)

@@ -1,6 +1,7 @@
 //! Wire types to inner types and back; everything that comes in is checked here.
 
 use crate::catalog::LayerRecord;
+use crate::gc::{CollectOptions, Collected};
 use crate::index::Reindexed;
 use crate::names::Resolved;
 use crate::upload::Chunk;
@@ -8,6 +9,7 @@ use layer::pack::Codec;
 use layer::reference::{Reference, ReferenceEntry, Target};
 use layer::{ChunkDigest, Digest, EnvId, Error, LayerId, Result};
 use proto::v1;
+use std::time::Duration;
 
 pub(crate) fn digests(wire: &[Vec<u8>]) -> Result<Vec<ChunkDigest>> {
     wire.iter().map(|bytes| ChunkDigest::from_slice(bytes)).collect()
@@ -97,5 +99,34 @@ pub(crate) fn reindexed(found: Reindexed) -> v1::ReindexResponse {
         environments: found.environments,
         references: found.references,
         damaged: found.damaged,
+    }
+}
+
+pub(crate) fn collect_options(wire: &v1::CollectRequest) -> CollectOptions {
+    let usual = CollectOptions::default();
+    CollectOptions {
+        dry_run: wire.dry_run,
+        grace: wire.grace_ms.map_or(usual.grace, Duration::from_millis),
+        history: wire.history_ms.map_or(usual.history, Duration::from_millis),
+        compact_below_percent: wire.compact_below_percent.unwrap_or(usual.compact_below_percent),
+    }
+}
+
+pub(crate) fn collected(done: Collected) -> v1::CollectResponse {
+    v1::CollectResponse {
+        live_environments: done.live_environments,
+        live_layers: done.live_layers,
+        live_packs: done.live_packs,
+        live_chunks: done.live_chunks,
+        live_bytes: done.live_bytes,
+        condemned: done.condemned,
+        reprieved: done.reprieved,
+        waiting: done.waiting,
+        deleted: done.deleted,
+        freed_bytes: done.freed_bytes,
+        compacted_packs: done.compacted_packs,
+        copied_bytes: done.copied_bytes,
+        missing_chunks: done.missing_chunks,
+        lines: done.lines,
     }
 }

@@ -360,7 +360,10 @@ async fn leases_pin_what_exists_and_end() {
         };
         let lease = client.rpc.acquire_lease(request.clone()).await.unwrap().into_inner();
         let kept = daemon.store.list_leases().unwrap();
-        assert_eq!((kept.len(), kept[0].holder(), kept[0].has_expired()), (1, "node-1", false));
+        assert_eq!(
+            (kept.len(), kept[0].holder(), kept[0].has_expired(store::now_unix_ns())),
+            (1, "node-1", false)
+        );
         let release = v1::ReleaseLeaseRequest { lease_id: lease.lease_id };
         client.rpc.release_lease(release.clone()).await.unwrap();
         client.rpc.release_lease(release).await.unwrap();

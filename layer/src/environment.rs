@@ -43,6 +43,10 @@ pub struct RunConfig {
 pub struct Environment {
     /// How to run in it.
     pub config: RunConfig,
+    /// The kept documents of the container image that it came from. Left out of the document where
+    /// there is none, so that environments from before there were any keep their ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Digest>,
     /// The layers, the bottom one first; at most [`MAX_LAYERS`].
     pub layers: Vec<LayerId>,
     /// [`VERSION`].
@@ -52,9 +56,14 @@ pub struct Environment {
 impl Environment {
     /// An environment of the current version. Fails for no layers or more than [`MAX_LAYERS`].
     pub fn new(layers: Vec<LayerId>, config: RunConfig) -> Result<Self> {
-        let environment = Self { config, layers, version: VERSION };
+        let environment = Self { config, image: None, layers, version: VERSION };
         environment.check().map_err(Error::invalid)?;
         Ok(environment)
+    }
+
+    /// The same, with the documents of the image that it came from.
+    pub fn with_image(self, image: Option<Digest>) -> Self {
+        Self { image, ..self }
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -112,8 +121,10 @@ mod tests {
             words in prop::collection::vec(".{0,12}", 0..6),
             layers: u8,
             stop_signal in prop::option::of("[A-Z]{3,9}"),
+            image in prop::option::of(any::<[u8; 32]>()),
         ) {
-            let environment = environment(words, layers, stop_signal);
+            let environment =
+                environment(words, layers, stop_signal).with_image(image.map(Digest));
             prop_assert_eq!(Environment::decode(&environment.canonical()).unwrap(), environment);
         }
     }
@@ -122,6 +133,8 @@ mod tests {
     fn keys_are_sorted_and_order_of_layers_counts() {
         let mut environment = environment(vec!["b".into(), "a".into()], 3, None);
         json::assert_sorted_keys(&environment);
+        json::assert_sorted_keys(&environment.clone().with_image(Some(Digest([1; 32]))));
+        assert!(!String::from_utf8(environment.canonical()).unwrap().contains("image"));
         let id = environment.id();
         environment.layers.reverse();
         assert_ne!(environment.id(), id);

@@ -1,17 +1,17 @@
 //! Leases: who is using which layers and environments, until when. They protect from collection and end by
 //! themselves, so a holder that dies leaves nothing for ever.
 //!
-//! `leases/<holder>/<random>`. A lease is never changed: to renew is to put a new one and delete the old.
+//! `leases/<holder>/<random>`. A lease is never changed: to renew is to put a new one and to delete the one
+//! before the last, so that a listing that runs meanwhile sees one of them at least.
 
 use crate::checked::{seal, unseal};
-use crate::clock::now_unix_ns;
 use crate::key::Key;
 use crate::objects::{Store, random_hex};
-use layer::{Context, Digest, Error, ErrorKind, Result};
+use layer::{Context, Digest, Error, ErrorKind, PackId, Result};
 use serde::{Deserialize, Serialize};
 
 const VERSION: u32 = 1;
-const MAX_LEASE_BYTES: u64 = 1 << 20;
+const MAX_LEASE_BYTES: u64 = 2 << 20;
 const MAX_HOLDER_BYTES: usize = 128;
 /// The most ids in one lease.
 pub const MAX_LEASE_IDS: usize = 8192;
@@ -23,12 +23,33 @@ pub struct Lease {
     version: u32,
     /// `<holder>/<random>`: its name.
     pub id: String,
+    /// When the claim began, in nanoseconds since 1970: kept when a lease is renewed.
+    #[serde(default)]
+    pub since_unix_ns: u64,
     /// When it ends by itself, in nanoseconds since 1970.
     pub expires_unix_ns: u64,
-    /// Ids of layers and environments that must not be collected.
+    /// Ids of layers and environments that must not be collected. They need not exist yet.
     pub ids: Vec<Digest>,
+    /// Packs that must not be collected, whatever is known of them.
+    #[serde(default)]
+    pub packs: Vec<PackId>,
     /// What it is for, for people.
     pub purpose: String,
+}
+
+/// What a lease is to say.
+#[derive(Debug, Clone, Default)]
+pub struct Claim {
+    /// Ids of layers and environments.
+    pub ids: Vec<Digest>,
+    /// Packs.
+    pub packs: Vec<PackId>,
+    /// What it is for, for people.
+    pub purpose: String,
+    /// When the claim began; none is now.
+    pub since_unix_ns: Option<u64>,
+    /// How long it lasts.
+    pub ttl_ms: u64,
 }
 
 impl Lease {
@@ -37,14 +58,14 @@ impl Lease {
         self.id.split('/').next().unwrap_or_default()
     }
 
-    /// Whether it has ended by this host's clock.
-    pub fn has_expired(&self) -> bool {
-        self.expires_unix_ns <= now_unix_ns()
+    /// Whether it has ended at this time.
+    pub fn has_expired(&self, now_unix_ns: u64) -> bool {
+        self.expires_unix_ns <= now_unix_ns
     }
 }
 
 impl Store {
-    /// Writes a lease of `ttl_ms` milliseconds. `holder` is a word of `[A-Za-z0-9._+-]`.
+    /// Writes a lease on `ids` of `ttl_ms` milliseconds. `holder` is a word of `[A-Za-z0-9._+-]`.
     pub fn put_lease(
         &self,
         holder: &str,
@@ -52,23 +73,32 @@ impl Store {
         purpose: &str,
         ttl_ms: u64,
     ) -> Result<Lease> {
+        let claim = Claim { ids, purpose: purpose.to_owned(), ttl_ms, ..Claim::default() };
+        self.put_claim(holder, claim)
+    }
+
+    /// Writes a lease. `holder` is a word of `[A-Za-z0-9._+-]`.
+    pub fn put_claim(&self, holder: &str, claim: Claim) -> Result<Lease> {
         if holder.len() > MAX_HOLDER_BYTES || holder.contains('/') {
             return Err(Error::invalid(format!(
                 "holder {holder:?} is no word of at most {MAX_HOLDER_BYTES} bytes"
             )));
         }
-        if ids.len() > MAX_LEASE_IDS {
+        let count = claim.ids.len().max(claim.packs.len());
+        if count > MAX_LEASE_IDS {
             return Err(Error::invalid(format!(
-                "a lease on {} ids; the limit is {MAX_LEASE_IDS}",
-                ids.len()
+                "a lease on {count} ids; the limit is {MAX_LEASE_IDS}"
             )));
         }
+        let now = self.now_unix_ns();
         let lease = Lease {
             version: VERSION,
             id: format!("{holder}/{}", random_hex()?),
-            expires_unix_ns: now_unix_ns().saturating_add(ttl_ms.saturating_mul(1_000_000)),
-            ids,
-            purpose: purpose.chars().take(256).collect(),
+            since_unix_ns: claim.since_unix_ns.unwrap_or(now),
+            expires_unix_ns: now.saturating_add(claim.ttl_ms.saturating_mul(1_000_000)),
+            ids: claim.ids,
+            packs: claim.packs,
+            purpose: claim.purpose.chars().take(256).collect(),
         };
         let bytes = serde_json::to_vec(&lease).map_err(|error| {
             Error::new(ErrorKind::Internal, "encode a lease").with_source(error)
@@ -95,12 +125,21 @@ impl Store {
         Ok(lease)
     }
 
+    /// The ids of all leases.
+    pub fn list_lease_ids(&self) -> Result<Vec<String>> {
+        let names = self.list_names("leases/")?;
+        Ok(names
+            .iter()
+            .filter_map(|name| name.strip_prefix("leases/"))
+            .map(str::to_owned)
+            .collect())
+    }
+
     /// All leases, the expired ones included.
     pub fn list_leases(&self) -> Result<Vec<Lease>> {
         let mut leases = Vec::new();
-        for name in self.list_names("leases/")? {
-            let id = name.strip_prefix("leases/").unwrap_or(&name);
-            match self.read_lease(id) {
+        for id in self.list_lease_ids()? {
+            match self.read_lease(&id) {
                 Ok(lease) => leases.push(lease),
                 Err(error) if error.kind() == ErrorKind::NotFound => {} // released meanwhile
                 Err(error) => return Err(error),

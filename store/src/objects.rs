@@ -6,6 +6,7 @@
 //! a publish (packs, then the layer, then the reference) is the caller's to keep.
 
 use crate::backend::Backend;
+use crate::clock::{Clock, HostClock};
 use crate::key::Key;
 use layer::chunk::ChunkTable;
 use layer::environment::{self, Environment};
@@ -27,6 +28,7 @@ const PAGE: usize = 1000;
 #[derive(Debug, Clone)]
 pub struct Store {
     backend: Arc<dyn Backend>,
+    clock: Arc<dyn Clock>,
     id: String,
 }
 
@@ -65,7 +67,21 @@ impl Store {
                 ),
             ));
         }
-        Ok(Self { backend, id: format.store_id })
+        Ok(Self { backend, clock: Arc::new(HostClock), id: format.store_id })
+    }
+
+    /// The same store under another clock.
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// What entries and leases are dated by.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    pub(crate) fn now_unix_ns(&self) -> u64 {
+        self.clock.now_unix_ns()
     }
 
     /// What tells this store from every other one; random, chosen when it was made.
@@ -254,7 +270,7 @@ impl Store {
     }
 
     /// As [`Store::put_content`]; `sound` says whether what is there, of at most `max_bytes`, may stay.
-    fn put_sound(
+    pub(crate) fn put_sound(
         &self,
         key: &Key,
         bytes: &[u8],

@@ -11,7 +11,6 @@
 //! INVARIANT: entry n+1 is only created by a writer that saw entry n, so numbers have no gaps.
 
 use crate::checked::{seal, unseal};
-use crate::clock::now_unix_ns;
 use crate::number;
 use crate::objects::{Store, random_hex};
 use layer::reference::{MAX_ENTRY_BYTES, RefKind, Reference, ReferenceEntry, Target};
@@ -89,7 +88,7 @@ impl Store {
             let entry = ReferenceEntry {
                 number: current + 1,
                 target,
-                time_unix_ns: now_unix_ns(),
+                time_unix_ns: self.now_unix_ns(),
                 author: author.to_owned(),
                 nonce: nonce.clone(),
             };

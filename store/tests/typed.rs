@@ -366,8 +366,8 @@ fn leases_end_and_are_released() {
         assert_eq!(
             (
                 lease.holder(),
-                lease.has_expired(),
-                over.has_expired()
+                lease.has_expired(store::now_unix_ns()),
+                over.has_expired(store::now_unix_ns())
             ),
             ("node-1", false, true)
         );

@@ -68,7 +68,10 @@ impl Findings {
 /// `fsck`
 pub async fn fsck(scene: &Scene, args: &Fsck) -> Outcome {
     let Some(reference) = &args.reference else {
-        return super::cache::fsck_node(scene, args).await;
+        return match args.node {
+            true => super::cache::fsck_node(scene, args).await,
+            false => super::mend::fsck_store(scene, args).await,
+        };
     };
     let name = named(reference)?;
     let mut images = embed::images(&scene.settings, scene.out).await?;

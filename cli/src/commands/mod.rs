@@ -6,10 +6,13 @@ mod cache;
 mod check;
 mod compose;
 mod copy;
+mod diff;
 mod doctor;
 mod exec;
+mod gc;
 mod images;
 mod materialise;
+mod mend;
 mod mount;
 mod node;
 mod overlay_view;
@@ -18,6 +21,7 @@ mod profile;
 mod run;
 mod sandboxes;
 mod stats;
+mod transfer;
 mod tree;
 
 pub use bench::bench;
@@ -84,6 +88,12 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Fsck(args) => check::fsck(&scene, &args).await,
         Action::Materialise(args) => materialise::materialise(&scene, &args).await,
         Action::Reindex => images::reindex(&scene).await,
+        Action::Repair(args) => mend::repair(&scene, &args).await,
+        Action::Diff(args) => diff::diff(&scene, &args).await,
+        Action::CopyStore(args) => transfer::copy_store(&scene, args).await,
+        Action::Export(args) => transfer::export(&scene, args).await,
+        Action::Import(args) => transfer::import(&scene, args).await,
+        Action::Gc(args) => gc::gc(&scene, &args).await,
         Action::Fsd(options) => node::fsd(&scene, &options).await,
         Action::Doctor | Action::Bench(_) | Action::Keeper(_) | Action::Virtiofs(_) => {
             Err(Error::new(ErrorKind::Internal, "a command without a runtime was given one").into())

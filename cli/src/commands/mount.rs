@@ -19,7 +19,7 @@ use fsd::PlaneKind;
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
-use proto::v1::{self, AttachRequest, DetachRequest};
+use proto::v1::{self, AcquireLeaseRequest, AttachRequest, DetachRequest};
 use serde::{Deserialize, Serialize};
 use std::fs::DirBuilder;
 use std::os::fd::AsFd;
@@ -41,6 +41,9 @@ struct Record {
 /// A layer may come from a sandbox: what it left must give nobody on the host a device or root's rights.
 const HARMLESS: Attributes =
     Attributes { read_only: false, nosuid: true, nodev: true, noexec: false, nosymfollow: false };
+
+/// How long it takes at most until the node keeps what was attached.
+const NOTICED_MS: u64 = 15 * 60 * 1000;
 
 /// Where the pieces of a mount are kept.
 struct Place {
@@ -124,7 +127,12 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
     let layers = layer_ids(&answer)?;
     let record = Record { reference: name, dir, layers, writable: args.rw };
     write_record(&place.record, &record)?;
-    match compose(&mut layerfs, &place, &record, wire_plane(args.plane), is_layer).await {
+    // At the same time, since nobody hears of the mount before it is kept.
+    let (kept, composed) = tokio::join!(
+        keep(&mut images, &place, &record.layers),
+        compose(&mut layerfs, &place, &record, wire_plane(args.plane), is_layer)
+    );
+    match kept.and(composed) {
         Ok(plane) => {
             #[derive(Serialize)]
             struct Mounted {
@@ -150,6 +158,24 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
             }
             Err(failure)
         }
+    }
+}
+
+/// Keeps the layers from being collected until the node, which keeps what is attached, has noticed the mount. A
+/// store that cannot be written keeps nobody from mounting what it has.
+async fn keep(images: &mut Images, place: &Place, layers: &[LayerId]) -> Outcome {
+    let request = AcquireLeaseRequest {
+        holder: place.holder.clone(),
+        ids: layers.iter().map(|id| id.0.to_vec()).collect(),
+        ttl_ms: NOTICED_MS,
+    };
+    match images.client.acquire_lease(request).await.map_err(proto::status::from_status) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(error.into()),
+        Err(error) => {
+            tracing::debug!(error = error.chain(), "the layers of a mount are not leased yet");
+            Ok(())
+        }
+        Ok(_) => Ok(()),
     }
 }
 

@@ -23,6 +23,13 @@ pub struct Node {
     parts: Vec<(usize, InodeIx)>,
 }
 
+impl Node {
+    /// The number of the layer that the topmost inode is of, the bottom one 0.
+    pub fn layer(&self) -> usize {
+        self.parts.first().map_or(0, |(layer, _)| *layer)
+    }
+}
+
 /// A directory that is being listed.
 struct Frame {
     path: Vec<u8>,

@@ -18,6 +18,7 @@
 use crate::embed::{self, Opened};
 use crate::errors::{Failure, Outcome, one_line};
 use crate::node::daemon::Daemon;
+use crate::node::leases::NodeLeases;
 use crate::node::lock::{self, Exclusive};
 use crate::node::options::FsdOptions;
 use crate::node::reserve::Reserve;
@@ -126,6 +127,7 @@ struct Node {
     sandboxes: Channel,
     daemon: Daemon,
     runtime: runtime::Service,
+    leases: NodeLeases,
     _images: imaged::Service,
 }
 
@@ -142,7 +144,8 @@ impl Node {
         catalog.keep_to_the_end();
         let Opened { store, images } = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings, options).await?;
-        let runtime = match open_runtime(settings, &images, store).await {
+        let leases = NodeLeases::new(images.clone(), settings.data());
+        let runtime = match open_runtime(settings, &images, &leases, store).await {
             Ok(runtime) => runtime,
             Err(error) => {
                 daemon.finish().await?;
@@ -151,7 +154,7 @@ impl Node {
         };
         let sandboxes = proto::connect::in_process(runtime.routes()).await?;
         let routes = merge(images.routes(), runtime.routes());
-        Ok(Self { routes, sandboxes, daemon, runtime, _images: images })
+        Ok(Self { routes, sandboxes, daemon, runtime, leases, _images: images })
     }
 
     /// Answers the program that the node has to become, if it has to.
@@ -161,6 +164,8 @@ impl Node {
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut upgrade = listen(SignalKind::user_defined2())?;
         let upkeep = tokio::spawn(collect_owners(settings.clone(), self.sandboxes.clone()));
+        let layerfs = proto::connect::unix_lazy(&settings.fsd_socket());
+        let leases = tokio::spawn(self.leases.clone().keep(layerfs));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (socket, routes) = (settings.node_socket(), self.routes.clone());
         let server = tokio::spawn(async move {
@@ -198,6 +203,7 @@ impl Node {
         }
         tracing::info!("the node ends");
         upkeep.abort();
+        leases.abort();
         _ = stop.send(());
         match server.await {
             Ok(served) => served?,
@@ -207,7 +213,12 @@ impl Node {
         if next_program.is_some() {
             self.daemon.leave().await;
         } else {
-            self.daemon.finish().await?;
+            let ended = self.daemon.finish().await?;
+            if ended {
+                // Nothing is attached any more, so nothing reads what the leases keep.
+                let leases = self.leases.clone();
+                _ = tokio::task::spawn_blocking(move || leases.release()).await;
+            }
         }
         drop(last_user);
         Ok(next_program)
@@ -226,17 +237,22 @@ impl runtime::LayerFiles for StoredLayers {
 
 /// Names for the runtime, without a call.
 #[derive(Debug)]
-struct PublishedNames(imaged::Service);
+struct PublishedNames(imaged::Service, NodeLeases);
 
 impl runtime::Names for PublishedNames {
     fn resolve(&self, name: &str) -> Result<proto::v1::ResolveResponse> {
-        self.0.resolve(name)
+        let resolved = self.0.resolve(name)?;
+        let layers = resolved.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
+        // What is about to be attached must not be collected meanwhile.
+        self.1.hold(&layers.collect::<Result<Vec<_>>>()?)?;
+        Ok(resolved)
     }
 }
 
 async fn open_runtime(
     settings: &Settings,
     images: &imaged::Service,
+    leases: &NodeLeases,
     store: Arc<Store>,
 ) -> Result<runtime::Service> {
     let mut config = runtime::RuntimeConfig::new(
@@ -244,7 +260,7 @@ async fn open_runtime(
         proto::connect::in_process(images.routes()).await?,
         proto::connect::unix_lazy(&settings.fsd_socket()),
     );
-    config.names = Some(Arc::new(PublishedNames(images.clone())));
+    config.names = Some(Arc::new(PublishedNames(images.clone(), leases.clone())));
     config.layer_files = Some(Arc::new(StoredLayers(store)));
     runtime::Service::open(config).await
 }

@@ -9,5 +9,6 @@ mod mounts;
 mod planes;
 mod sandboxes;
 mod storage;
+mod store_care;
 mod upgrade;
 mod world;

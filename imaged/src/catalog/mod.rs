@@ -10,15 +10,16 @@
 mod record;
 mod rocks;
 
-pub(crate) use record::{ChunkPlace, LayerRecord};
+pub(crate) use record::{ChunkPlace, LayerRecord, PackRecord};
 
 use layer::environment::Environment;
 use layer::pack::PackEntry;
 use layer::reference::{Reference, ReferenceEntry};
 use layer::{ChunkDigest, EnvId, Error, ErrorKind, LayerId, PackId, Result};
 use rocks::{Batch, Family, Rocks};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use store::Collectable;
 
 /// Changes gathered before a write, so that a pack of millions of chunks needs no giant batch.
 const BATCH: usize = 32 << 10;
@@ -75,13 +76,14 @@ impl Catalog {
     /// INVARIANT: a pack is listed only when all its chunks are.
     pub(crate) fn put_pack(&self, pack: &PackId, entries: &[PackEntry]) -> Result<()> {
         let mut batch = Batch::default();
-        for entry in entries {
-            batch.put(Family::Chunks, entry.digest.0, ChunkPlace::new(*pack, entry).encode());
+        for (ordinal, entry) in (0..).zip(entries) {
+            let place = ChunkPlace::new(*pack, ordinal, entry);
+            batch.put(Family::Chunks, entry.digest.0, place.encode());
             if batch.len() >= BATCH {
                 self.rocks.write(std::mem::take(&mut batch))?;
             }
         }
-        batch.put(Family::Packs, pack.0, (entries.len() as u64).to_le_bytes().to_vec());
+        batch.put(Family::Packs, pack.0, PackRecord::of(entries).encode());
         self.rocks.write(batch)
     }
 
@@ -102,6 +104,41 @@ impl Catalog {
             Ok(())
         })?;
         Ok(packs)
+    }
+
+    /// All packs that are entered, with what they hold.
+    pub(crate) fn pack_records(&self) -> Result<HashMap<PackId, PackRecord>> {
+        let mut packs = HashMap::new();
+        self.rocks.scan(Family::Packs, &mut |key, value| {
+            packs.insert(PackId::from_slice(key)?, PackRecord::decode(value)?);
+            Ok(())
+        })?;
+        Ok(packs)
+    }
+
+    /// Removes what a collection has deleted. The chunks that are in use lie in other packs, which are
+    /// entered.
+    pub(crate) fn drop_collected(&self, gone: &HashSet<Collectable>) -> Result<()> {
+        let mut batch = Batch::default();
+        let mut packs = HashSet::new();
+        for what in gone {
+            match what {
+                Collectable::Environment(id) => batch.delete(Family::Environments, id.0),
+                Collectable::Layer(id) => batch.delete(Family::Layers, id.0),
+                Collectable::Pack(id) => {
+                    batch.delete(Family::Packs, id.0);
+                    packs.insert(*id);
+                }
+                Collectable::Image(_) | Collectable::Tar(_) => {}
+            }
+        }
+        self.rocks.write(batch)?;
+        if packs.is_empty() {
+            return Ok(());
+        }
+        self.remove_where(Family::Chunks, &|_, place| {
+            ChunkPlace::decode(place).map_or(true, |place| packs.contains(&place.pack))
+        })
     }
 
     pub(crate) fn layer(&self, id: &LayerId) -> Result<Option<LayerRecord>> {

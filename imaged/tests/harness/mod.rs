@@ -156,6 +156,12 @@ pub fn made(seed: u64, count: u64) -> Made {
     assemble(&plains, format!("layer {seed}"))
 }
 
+/// `count` chunks of this size that do not compress.
+pub fn large(seed: u64, count: u64, size: usize) -> Made {
+    let plains: Vec<_> = (0..count).map(|number| noise(size, seed << 32 | number << 8)).collect();
+    assemble(&plains, format!("large layer {seed}"))
+}
+
 fn assemble(plains: &[Vec<u8>], note: String) -> Made {
     let (mut table, mut chunks, mut data, mut start_block) =
         (Vec::new(), Vec::new(), Vec::new(), 0);

@@ -36,13 +36,15 @@ const READ_ON_BYTES: u64 = 256 << 10;
 #[derive(Debug, Clone)]
 pub struct Posix(Arc<Directory>);
 
+/// One row of numbers for the process: two stores on one directory must not choose the same names.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
 #[derive(Debug)]
 struct Directory {
     root: PathBuf,
     /// Whether it costs nobody else anything to read more than was asked.
     on_local_disk: bool,
     writer: WriterName,
-    next: AtomicU64,
     open: Mutex<OpenFiles<File>>,
     poisoned: Mutex<HashSet<PathBuf>>,
 }
@@ -60,7 +62,6 @@ impl Posix {
             root,
             on_local_disk,
             writer: WriterName::of_this_process()?,
-            next: AtomicU64::new(0),
             open: Mutex::default(),
             poisoned: Mutex::default(),
         };
@@ -117,7 +118,7 @@ impl Directory {
     }
 
     fn temporary_path(&self) -> PathBuf {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         self.root.join(TEMPORARY).join(self.writer.temporary_name(number))
     }
 

@@ -1,0 +1,142 @@
+//! `fsck` of a whole store, and `repair`.
+
+use super::Scene;
+use crate::args::{Fsck, Repair};
+use crate::embed;
+use crate::errors::{Outcome, Remedy};
+use crate::quantity::show_bytes;
+use imaged::fsck::{Checked, check, repair as mend};
+use layer::Error;
+use proto::v1::LocateRequest;
+use serde::Serialize;
+use std::fmt::Write;
+use store::Store;
+
+/// Damage beyond this is only counted.
+const MAX_LISTED: usize = 1000;
+
+#[derive(Debug, Serialize)]
+struct Damage {
+    what: String,
+    references: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Findings {
+    references: u64,
+    environments: u64,
+    layers: u64,
+    packs: u64,
+    chunks: u64,
+    bytes_read: u64,
+    stale_hints: u64,
+    damages: u64,
+    damaged: Vec<Damage>,
+}
+
+impl Findings {
+    fn new(checked: Checked) -> Self {
+        let damages = checked.damages.len() as u64;
+        let listed = checked.damages.into_iter().take(MAX_LISTED);
+        Self {
+            references: checked.entries,
+            environments: checked.environments,
+            layers: checked.layers,
+            packs: checked.packs,
+            chunks: checked.chunks,
+            bytes_read: checked.bytes_read,
+            stale_hints: checked.stale_hints,
+            damages,
+            damaged: listed
+                .map(|damage| Damage { what: damage.what, references: damage.references })
+                .collect(),
+        }
+    }
+
+    fn lines(&self) -> String {
+        let mut text = format!(
+            "{} entries of references, {} environments, {} layers, {} chunks in {} packs, {} of data read: ",
+            self.references,
+            self.environments,
+            self.layers,
+            self.chunks,
+            self.packs,
+            show_bytes(self.bytes_read)
+        );
+        if self.damages == 0 {
+            return text + "whole";
+        }
+        _ = write!(text, "{} damages", self.damages);
+        for damage in &self.damaged {
+            _ = write!(text, "\n{}", damage.what);
+            if !damage.references.is_empty() {
+                _ = write!(text, "; hits {}", damage.references.join(", "));
+            }
+        }
+        text
+    }
+}
+
+/// `fsck` without a reference
+pub async fn fsck_store(scene: &Scene, args: &Fsck) -> Outcome {
+    let images = embed::images(&scene.settings, scene.out).await?;
+    let url = images.store_url(&scene.settings)?;
+    let read_data = args.read_data;
+    let checked =
+        super::blocking(move || check(&Store::open(store::open(&url)?)?, read_data)).await??;
+    let findings = Findings::new(checked);
+    scene.out.result(&findings, || findings.lines())?;
+    verdict(findings.damages)
+}
+
+fn verdict(damages: u64) -> Outcome {
+    if damages == 0 {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!("the store is damaged in {damages} places"))).remedy(|_| {
+        Some("`lamella repair --from STORE` mends it from one that has the same".to_owned())
+    })
+}
+
+/// `repair`
+pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
+    #[derive(Serialize)]
+    struct Mended {
+        documents: u64,
+        chunks: u64,
+        packs: u64,
+        left: Findings,
+    }
+    let mut images = embed::images(&scene.settings, scene.out).await?;
+    let (url, from, read_data) =
+        (images.store_url(&scene.settings)?, args.from.clone(), !args.skip_data);
+    let repaired = super::blocking(move || {
+        let store = Store::open(store::open(&url)?)?;
+        let from = from.map(|from| Store::open(store::open(&from)?)).transpose()?;
+        mend(&store, from.as_ref(), read_data)
+    })
+    .await??;
+    for layer in &repaired.layers {
+        // What still lacks chunks is named below.
+        let located = images.client.locate(LocateRequest { layer_id: layer.0.to_vec() }).await;
+        if let Err(status) = located {
+            tracing::debug!(%status, "no hint for {layer}");
+        }
+    }
+    let mended = Mended {
+        documents: repaired.documents,
+        chunks: repaired.chunks,
+        packs: repaired.packs,
+        left: Findings::new(repaired.left),
+    };
+    scene.out.result(&mended, || {
+        format!(
+            "mended: {} environments and layers, {} chunks written, {} damaged packs removed\n{}",
+            mended.documents,
+            mended.chunks,
+            mended.packs,
+            mended.left.lines()
+        )
+    })?;
+    verdict(mended.left.damages)
+}
