@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Which crates of the workspace a crate may depend on; exhaustive.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("layer", &[]),
     ("sys", &[]),
     ("store", &["layer", "sys"]),
@@ -25,6 +25,7 @@ const EDGES: [(&str, &[&str]); 13] = [
         "tests",
         &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "cli", "bench"],
     ),
+    ("fuzz", &["layer", "store", "builder"]),
     ("xtask", &[]),
 ];
 /// Crates that may hold unsafe code.

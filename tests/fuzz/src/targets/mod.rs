@@ -1,0 +1,7 @@
+//! The targets, by what they parse.
+
+pub mod documents;
+pub mod erofs;
+pub mod layers;
+pub mod stored;
+pub mod tree;
