@@ -17,6 +17,7 @@ pub mod corpus;
 mod create;
 mod daemon;
 mod decoding;
+mod dedup;
 mod demo;
 mod eager;
 mod measure;
@@ -53,6 +54,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("create", "containers per second against crun and runc"),
     ("pack-diff", "what a sandbox wrote becomes an environment: many new files, a few changes"),
     ("gc", "collection, fsck and reindex of a store of a million chunks"),
+    ("dedup", "bytes stored over ten versions against fixed chunks, restic, borg and mkfs.erofs"),
     ("build", "base image build against `zstd -3` on its tar"),
 ];
 
@@ -74,6 +76,7 @@ pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
         "warm" => warm::command(&options),
         "create" => create::command(&options),
         "pack-diff" => pack_diff::command(&options),
+        "dedup" => dedup::command(&options),
         "build" => build::command(&options),
         "gc" => collect::command(&options),
         _ => {

@@ -1,11 +1,13 @@
-//! Builds a source without a store and prints what that took: `dry_build SOURCE [LEVEL] [KEY=VALUE]...`
-//! with keys chunk, file, min, max, one_in, inline. For choosing options by measurement.
+//! Builds sources one after another without a store, and prints what each would add to it:
+//! `dry_build SOURCE... [KEY=VALUE]...` with keys chunk, file, min, max, one_in, inline, level, threads.
+//! For choosing options by measurement.
 #![allow(clippy::print_stdout)]
 
 use builder::{BuildOptions, EncodedChunk, Publisher, Silent, Source};
 use layer::manifest::LayerKind;
 use layer::{ChunkDigest, EnvId, Error, LayerId, Result};
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -13,6 +15,7 @@ use std::time::Instant;
 #[derive(Default)]
 struct Nowhere {
     chunks: Mutex<HashSet<ChunkDigest>>,
+    layer_file_bytes: AtomicU64,
 }
 
 impl Publisher for Nowhere {
@@ -31,6 +34,7 @@ impl Publisher for Nowhere {
     }
 
     fn commit_layer(&self, file: &[u8]) -> Result<LayerId> {
+        self.layer_file_bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
         Ok(layer::layer_file::LayerFile::decode(file)?.id())
     }
 
@@ -40,12 +44,14 @@ impl Publisher for Nowhere {
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let usage = || Error::invalid("usage: dry_build SOURCE [LEVEL] [KEY=VALUE]...");
-    let source = Source::parse(arguments.first().ok_or_else(usage)?)?;
+    let usage = || Error::invalid("usage: dry_build SOURCE... [KEY=VALUE]...");
+    let mut sources = Vec::new();
     let mut options = BuildOptions::new(LayerKind::Base);
-    for argument in &arguments[1..] {
-        let (key, value) = argument.split_once('=').unwrap_or(("level", argument));
+    for argument in std::env::args().skip(1) {
+        let Some((key, value)) = argument.split_once('=') else {
+            sources.push(Source::parse(&argument)?);
+            continue;
+        };
         let number: u32 = value.parse().map_err(|_| usage())?;
         match key {
             "level" => options.compression_level = number.cast_signed(),
@@ -59,22 +65,31 @@ fn main() -> Result<()> {
             _ => return Err(usage()),
         }
     }
-    let start = Instant::now();
-    let built = builder::build(&source, &Nowhere::default(), &options, &Silent)?;
-    let seconds = start.elapsed().as_secs_f64();
-    for layer in &built.layers {
-        let manifest = &layer.manifest;
-        println!(
-            "{} {} files, {} chunks, {:.1} MB plain, {:.1} MB space, {:.1} MB stored, {:.2} MB metadata",
-            layer.layer_id.short(),
-            manifest.files,
-            manifest.chunks,
-            manifest.plain_bytes as f64 / 1e6,
-            f64::from(manifest.data_blocks) * 4096.0 / 1e6,
-            layer.new_stored_bytes as f64 / 1e6,
-            manifest.metadata_bytes as f64 / 1e6,
-        );
+    let nowhere = Nowhere::default();
+    let (mut data, mut files) = (0, 0);
+    for source in sources {
+        let start = Instant::now();
+        let built = builder::build(&source, &nowhere, &options, &Silent)?;
+        let seconds = start.elapsed().as_secs_f64();
+        for layer in &built.layers {
+            let manifest = &layer.manifest;
+            data += layer.new_stored_bytes;
+            files = nowhere.layer_file_bytes.load(Ordering::Relaxed);
+            println!(
+                "{} {} files, {} chunks, {:.1} MB plain, {:.1} MB space, {:.1} MB new as {:.1} MB, \
+                 {:.2} MB metadata, {seconds:.2} s",
+                layer.layer_id.short(),
+                manifest.files,
+                manifest.chunks,
+                manifest.plain_bytes as f64 / 1e6,
+                f64::from(manifest.data_blocks) * 4096.0 / 1e6,
+                layer.new_plain_bytes as f64 / 1e6,
+                layer.new_stored_bytes as f64 / 1e6,
+                manifest.metadata_bytes as f64 / 1e6,
+            );
+        }
     }
-    println!("{seconds:.2} s");
+    let (data, files) = (data as f64 / 1e6, files as f64 / 1e6);
+    println!("all: {data:.2} MB data, {files:.2} MB layer files, {:.2} MB", data + files);
     Ok(())
 }

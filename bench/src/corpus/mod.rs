@@ -8,9 +8,11 @@
 
 mod packages;
 mod recipes;
+mod versions;
 
 pub use packages::{PACKAGES, install_missing};
 pub use recipes::{PYTHON_DIR, WORKSPACE_DIR};
+pub use versions::folders;
 
 use crate::options::Options;
 use crate::shell::{self, say};
@@ -31,11 +33,25 @@ pub enum Kind {
     SmallToolkit,
     /// CPython's source in a packed git repository.
     Workspace,
+    /// Ten versions of a source package, in ten folders.
+    SourceVersions,
+    /// Ten versions of numpy and pandas.
+    ToolkitVersions,
+    /// Ten versions of a Debian root file system.
+    DebianVersions,
 }
 
 impl Kind {
     /// All of them, in the order in which they are built.
-    pub const ALL: [Self; 4] = [Self::Base, Self::SmallToolkit, Self::Workspace, Self::Toolkit];
+    pub const ALL: [Self; 7] = [
+        Self::Base,
+        Self::SmallToolkit,
+        Self::Workspace,
+        Self::Toolkit,
+        Self::SourceVersions,
+        Self::ToolkitVersions,
+        Self::DebianVersions,
+    ];
 
     /// The folder's name.
     pub fn name(self) -> &'static str {
@@ -44,6 +60,9 @@ impl Kind {
             Self::Toolkit => "toolkit",
             Self::SmallToolkit => "toolkit-small",
             Self::Workspace => "workspace",
+            Self::SourceVersions => "source-versions",
+            Self::ToolkitVersions => "toolkit-versions",
+            Self::DebianVersions => "debian-versions",
         }
     }
 }

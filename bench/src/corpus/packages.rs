@@ -18,6 +18,8 @@ pub const PACKAGES: &[(&str, &str, &str)] = &[
     ("erofs-utils", "/usr/bin/mkfs.erofs", "a peer of warm reads"),
     ("squashfs-tools", "/usr/bin/mksquashfs", "a peer of warm reads"),
     ("fuse-overlayfs", "/usr/bin/fuse-overlayfs", "a peer of warm reads"),
+    ("restic", "/usr/bin/restic", "a peer of dedup"),
+    ("borgbackup", "/usr/bin/borg", "a peer of dedup"),
 ];
 
 /// Installs what is missing with apt-get, and says so.

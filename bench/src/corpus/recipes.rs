@@ -3,19 +3,19 @@
 //! What can be fixed is fixed: versions by name, times, owners and the order of the tars. The
 //! registries move on all the same, which is why every piece has a record.
 
-use super::Kind;
+use super::{Kind, versions};
 use crate::shell;
 use anyhow::{Context, bail};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// All files get this time (seconds since 1970), also in compiled Python modules.
 const EPOCH: &str = "1700000000";
 /// The repository is younger than the files in it, or git would distrust its index.
 const COMMITTED: &str = "1700000060";
-const SUITE: &str = "bookworm";
+pub(super) const SUITE: &str = "bookworm";
 const BASE: &str = "python3,git,gcc,libc6-dev";
 const SMALL: [&str; 2] = ["numpy==2.4.6", "pandas==3.1.1"];
 const PYTHON: [&str; 3] = ["numpy==2.4.6", "scipy==1.17.1", "pandas==3.1.1"];
@@ -57,6 +57,9 @@ pub fn describe(kind: Kind) -> String {
             NODE.join(" ")
         ),
         Kind::Workspace => format!("{SUITE} source {SOURCE} in a packed git repository"),
+        Kind::SourceVersions => versions::describe_source(),
+        Kind::ToolkitVersions => versions::describe_toolkit(),
+        Kind::DebianVersions => versions::describe_debian(),
     }
 }
 
@@ -67,6 +70,9 @@ pub fn build(kind: Kind, root: &Path, building: &Path) -> anyhow::Result<()> {
         Kind::SmallToolkit => toolkit(root, building, &SMALL, false),
         Kind::Toolkit => toolkit(root, building, &PYTHON, true),
         Kind::Workspace => workspace(building),
+        Kind::SourceVersions => versions::source(building),
+        Kind::ToolkitVersions => versions::toolkit(building),
+        Kind::DebianVersions => versions::debian(building),
     }
 }
 
@@ -121,7 +127,7 @@ fn large_file(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn set_times(tree: &Path, seconds: &str) -> anyhow::Result<()> {
+pub(super) fn set_times(tree: &Path, seconds: &str) -> anyhow::Result<()> {
     let when = format!("@{seconds}");
     let mut command = Command::new("find");
     command.arg(tree).args(["-exec", "touch", "-h", "-d", &when, "{}", "+"]);
@@ -171,22 +177,11 @@ fn same_bytecode(root: &Path, modules: &Path) -> anyhow::Result<()> {
 }
 
 fn workspace(building: &Path) -> anyhow::Result<()> {
-    let apt = building.join("apt");
     let sources = building.join("sources");
-    for dir in [apt.join("lists/partial"), apt.join("cache/archives/partial"), sources.clone()] {
-        fs::create_dir_all(dir)?;
-    }
-    fs::write(apt.join("sources.list"), format!("deb-src {} {SUITE} main\n", mirror()?))?;
-    let configuration = format!(
-        "Dir::Etc::sourcelist \"{0}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
-         Dir::State::lists \"{0}/lists\";\nDir::Cache \"{0}/cache\";\nAPT::Sandbox::User \"root\";\n",
-        shell::text(&apt)?
-    );
-    fs::write(apt.join("apt.conf"), configuration)?;
-    for words in [&["apt-get", "update", "-qq"][..], &["apt-get", "source", "-qq", SOURCE]] {
-        let mut command = shell::command(words);
-        shell::output(command.env("APT_CONFIG", apt.join("apt.conf")).current_dir(&sources))?;
-    }
+    fs::create_dir_all(&sources)?;
+    let configuration = apt(building, "deb-src")?;
+    let mut command = shell::command(&["apt-get", "source", "-qq", SOURCE]);
+    shell::output(command.env("APT_CONFIG", configuration).current_dir(&sources))?;
     let source = fs::read_dir(&sources)?
         .filter_map(Result::ok)
         .find(|entry| entry.path().is_dir())
@@ -200,6 +195,26 @@ fn workspace(building: &Path) -> anyhow::Result<()> {
     commit(&place)?;
     set_times(&place.join(".git"), COMMITTED)?;
     pack(&tree, building)
+}
+
+/// A configuration of apt that knows the suite's main packages (`deb`) or their sources (`deb-src`) and
+/// nothing else, with its lists fetched.
+pub(super) fn apt(building: &Path, kind: &str) -> anyhow::Result<PathBuf> {
+    let apt = building.join("apt");
+    for dir in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(apt.join(dir))?;
+    }
+    fs::write(apt.join("sources.list"), format!("{kind} {} {SUITE} main\n", mirror()?))?;
+    let configuration = apt.join("apt.conf");
+    let text = format!(
+        "Dir::Etc::sourcelist \"{0}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
+         Dir::State::lists \"{0}/lists\";\nDir::Cache \"{0}/cache\";\nAPT::Sandbox::User \"root\";\n",
+        shell::text(&apt)?
+    );
+    fs::write(&configuration, text)?;
+    let mut update = shell::command(&["apt-get", "update", "-qq"]);
+    shell::output(update.env("APT_CONFIG", &configuration))?;
+    Ok(configuration)
 }
 
 /// Where the host gets Debian's main packages of the suite from: sources lie beside them.
@@ -234,7 +249,7 @@ fn commit(place: &Path) -> anyhow::Result<()> {
 }
 
 /// Packs `tree` as `tree.tar` and removes it.
-fn pack(tree: &Path, building: &Path) -> anyhow::Result<()> {
+pub(super) fn pack(tree: &Path, building: &Path) -> anyhow::Result<()> {
     let mut tar = shell::command(&["tar", "--create", "--format=posix", "--sort=name"]);
     tar.args(["--owner=0", "--group=0", "--numeric-owner"]);
     tar.arg("--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime");
