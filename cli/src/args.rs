@@ -23,7 +23,7 @@ pub const DEFAULT_DATA: &str = "/var/lib/lamella";
 #[derive(Debug, Parser)]
 #[command(name = "lamella", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// The store: file:///DIR, a path, or memory:NAME [default: DATA/store]
+    /// The store: file:///DIR, a path, s3://BUCKET/PREFIX, 3fs:///DIR, or memory:NAME [default: DATA/store]
     #[arg(long, global = true, value_name = "URL", env = "LAMELLA_STORE")]
     pub store: Option<String>,
     /// The data directory of this node [default: /var/lib/lamella]

@@ -5,8 +5,9 @@
 mod places;
 
 use layer::ErrorKind;
+use places::double::{Folder, library};
 use places::slow_names::Shared;
-use places::threefs::{ThreeFsMount, library};
+use places::threefs::ThreeFsMount;
 use std::sync::Barrier;
 use std::thread;
 use store::{Backend, Key, open};
@@ -23,33 +24,6 @@ fn put(store: &dyn Backend, name: &str, bytes: &[u8]) -> layer::Result<()> {
 
 fn content() -> Vec<u8> {
     (0..7_000_000_u32).map(|number| (number % 251) as u8).collect()
-}
-
-/// A plain directory that the double of 3FS's library takes for a 3FS.
-struct Folder(tempfile::TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join("3fs-virt")).unwrap();
-        Self(directory)
-    }
-
-    fn url(&self) -> String {
-        format!("3fs://{}/store?library={}", self.0.path().display(), library().display())
-    }
-
-    /// Tells the double how to behave.
-    fn tell(&self, settings: &str) {
-        std::fs::write(self.0.path().join("3fs-virt/double"), settings).unwrap();
-    }
-
-    /// Rings that were made, and answers that were given.
-    fn counts(&self) -> (usize, usize) {
-        let text = std::fs::read(self.0.path().join("3fs-virt/count")).unwrap_or_default();
-        let count = |letter| text.iter().filter(|found| **found == letter).count();
-        (count(b'R'), count(b'r'))
-    }
 }
 
 fn reads_right(store: &dyn Backend, content: &[u8]) {
@@ -131,7 +105,7 @@ fn rings_are_made_anew_after_the_daemon_was_restarted() {
 #[test]
 fn without_the_library_reads_go_through_the_mount() {
     let folder = Folder::new();
-    let place = format!("3fs://{}/store", folder.0.path().display());
+    let place = format!("3fs://{}/store", folder.path().display());
     let content = content();
     for url in [place.clone(), format!("{place}?usrbio=off")] {
         let store = open(&url).unwrap();
@@ -146,9 +120,9 @@ fn without_the_library_reads_go_through_the_mount() {
     assert!(error.chain().contains("/no/such.so"), "{}", error.chain());
     let error = open(&format!("3fs:///tmp?library={}", library().display())).unwrap_err();
     assert!(error.chain().contains("does not lie on a 3FS"), "{}", error.chain());
-    let top = format!("3fs://{}", folder.0.path().display());
+    let top = format!("3fs://{}", folder.path().display());
     assert_eq!(open(&top).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(store::usrbio(&folder.url()).unwrap().unwrap(), folder.0.path());
+    assert_eq!(store::usrbio(&folder.url()).unwrap().unwrap(), folder.path());
     assert!(store::usrbio("file:///tmp").is_none());
 }
 

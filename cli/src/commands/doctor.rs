@@ -43,6 +43,9 @@ struct Diagnosis {
     machine: String,
     data: PathBuf,
     store: String,
+    /// For a store on 3FS: whether long reads go by its rings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usrbio: Option<Verdict>,
     planes: Vec<Verdict>,
     backends: Vec<Verdict>,
     capabilities: Vec<Line>,
@@ -101,9 +104,18 @@ fn planes(capabilities: &Capabilities, store_url: &str) -> Vec<Verdict> {
     PlaneKind::ALL.into_iter().map(verdict).chain([virtiofs]).collect()
 }
 
+/// Whether a store on 3FS is read by USRBIO.
+fn usrbio(store_url: &str) -> Option<Verdict> {
+    let why_not = store::usrbio(store_url)?.err().map(|error| {
+        format!("{}: reads go through the 3FS mount; install 3FS's client library", error.chain())
+    });
+    Some(Verdict { name: "usrbio", available: why_not.is_none(), why_not, only_for: None })
+}
+
 /// Whether the store is a directory that the kernel reads by itself, not slowed down or broken on purpose.
 fn is_mounted(store_url: &str) -> bool {
-    let place = store_url.strip_prefix("file://").unwrap_or(store_url);
+    let place = ["file://", "3fs://"].iter().find_map(|scheme| store_url.strip_prefix(scheme));
+    let place = place.unwrap_or(store_url);
     place.starts_with('/') && !place.contains('?')
 }
 
@@ -165,6 +177,7 @@ pub fn doctor(scene: &Scene) -> Outcome {
         machine: system.machine().to_string_lossy().into_owned(),
         data: data.to_owned(),
         store: scene.settings.store_url().to_owned(),
+        usrbio: usrbio(scene.settings.store_url()),
         planes: planes(&capabilities, scene.settings.store_url()),
         backends: verdicts(&BACKENDS),
         capabilities: capabilities
@@ -186,6 +199,7 @@ fn summary(diagnosis: &Diagnosis) -> String {
     lines.extend(diagnosis.backends.iter().map(Verdict::line));
     lines.push(format!("kernel: {} on {}", diagnosis.kernel, diagnosis.machine));
     lines.push(format!("data: {}, store: {}", diagnosis.data.display(), diagnosis.store));
+    lines.extend(diagnosis.usrbio.iter().map(Verdict::line));
     let mut text = String::new();
     for line in lines {
         text.push_str(&crate::output::escape(&line));

@@ -4,9 +4,16 @@
 #![allow(clippy::unwrap_used)]
 
 mod direct;
+#[path = "../../../store/tests/places/double.rs"]
+mod double;
+#[path = "../../../store/tests/places/folder.rs"]
+mod folder;
 mod full_disk;
 mod mounts;
 mod planes;
+mod remote;
+#[path = "../../../store/tests/places/s3.rs"]
+mod s3;
 mod sandboxes;
 mod storage;
 mod store_care;

@@ -15,7 +15,7 @@ const PROGRAMS: [&str; 16] = [
 ];
 
 /// A root file system: busybox (Debian's busybox-static) under the names of its programs.
-fn root(world: &World) -> PathBuf {
+pub fn root(world: &World) -> PathBuf {
     let root = world.path("root");
     for folder in ["bin", "etc", "tmp", "proc", "sys", "dev", "data/sub", "old"] {
         fs::create_dir_all(root.join(folder)).unwrap();

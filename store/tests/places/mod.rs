@@ -1,6 +1,7 @@
 //! The places that a store can lie in, for suites that must pass in all of them.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod double;
 pub mod folder;
 pub mod s3;
 pub mod slow_names;

@@ -1,6 +1,8 @@
 //! The S3 server of tests, run by Python from the place where `cargo xtask setup` installs it. It ends with
 //! the test process.
 
+#![allow(dead_code)] // Each suite uses a part of it.
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;

@@ -1,30 +1,10 @@
-//! A place that behaves as 3FS does, and the double of its library.
+//! A mount that behaves as one of 3FS does.
 
-use super::folder::in_folder;
+use super::double::library;
 use super::slow_names::Shared;
 use fuser::BackgroundSession;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../store/tests/places/hf3fs_double.c");
-
-/// The double of 3FS's library, compiled once for this process.
-pub fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        in_folder("libhf3fs_double.so", |path| {
-            let compiled = Command::new("cc")
-                .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-                .arg(path)
-                .args([SOURCE, "-lpthread"])
-                .status()
-                .unwrap();
-            assert!(compiled.success());
-        })
-    })
-}
 
 /// A mounted 3FS of tests.
 pub struct ThreeFsMount {
