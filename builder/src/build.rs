@@ -14,14 +14,14 @@ use crate::path;
 use crate::plan::{Plan, plan};
 use crate::progress::{FewNotices, Phase, Progress};
 use crate::publish::Publisher;
-use crate::source::{Loaded, Source};
+use crate::source::{Loaded, LoadedLayer, Source};
 use layer::chunk::{BLOCK_BYTES, ChunkTable};
 use layer::environment::{Environment, RunConfig};
 use layer::erofs::writer;
 use layer::layer_file::LayerFile;
 use layer::manifest::Manifest;
 use layer::tree::{Body, FileData, Inode, InodeIx, Kind, OPAQUE_XATTR, Rdev, Tree, Xattr};
-use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
+use layer::{Context, Digest, EnvId, Error, ErrorKind, LayerId, Result};
 use std::collections::BTreeMap;
 
 /// The longest file: its blocks are counted in 32 bits.
@@ -53,6 +53,8 @@ pub struct Built {
     pub layers: Vec<BuiltLayer>,
     /// How to run in it, where the source says so.
     pub config: Option<RunConfig>,
+    /// The kept documents of the container image that the source is.
+    pub image: Option<Digest>,
 }
 
 impl Built {
@@ -85,17 +87,55 @@ pub fn build(
 ) -> Result<Built> {
     options.chunking.check()?;
     progress.phase(Phase::Index, 0, 0);
-    let Loaded { layers, config } = source.load(options, &FewNotices::of(progress))?;
+    let Loaded { layers, config, documents } =
+        source.load(options, &FewNotices::of(progress))?;
     let mut built = Vec::with_capacity(layers.len());
     for loaded in layers {
-        let mut options = options.clone();
-        options.annotations.extend(loaded.annotations);
-        built.push(build_index(&loaded.index, publisher, &options, progress)?);
+        built.push(build_loaded(loaded, publisher, options, progress)?);
     }
     if built.is_empty() {
         return Err(Error::invalid("the source holds no layer"));
     }
-    Ok(Built { layers: built, config })
+    let image = match (&options.originals, documents) {
+        (Some(store), Some(documents)) => Some(documents.keep(store)?),
+        _ => None,
+    };
+    Ok(Built { layers: built, config, image })
+}
+
+/// Builds one layer of a source, or takes over the finished one.
+fn build_loaded(
+    loaded: LoadedLayer,
+    publisher: &dyn Publisher,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<BuiltLayer> {
+    if let Some(file) = loaded.reused {
+        return commit_again(&file, publisher);
+    }
+    let mut options = options.clone();
+    options.annotations.extend(loaded.annotations);
+    // What goes out as it came must not be changed on its way in.
+    options.refresh_git_index &= loaded.original.is_none();
+    let built = build_index(&loaded.index, publisher, &options, progress)?;
+    if let (Some(original), Some(store)) = (&loaded.original, &options.originals) {
+        original.keep(&loaded.index, built.layer_id, store, &options)?;
+    }
+    Ok(built)
+}
+
+/// Names a layer that the store has, so that this publish protects it too.
+fn commit_again(file: &LayerFile, publisher: &dyn Publisher) -> Result<BuiltLayer> {
+    let layer_id = publisher.commit_layer(&file.encode()?)?;
+    Ok(BuiltLayer {
+        layer_id,
+        manifest: file.manifest.clone(),
+        new_chunks: 0,
+        new_plain_bytes: 0,
+        new_stored_bytes: 0,
+        reused_plain_bytes: file.chunk_table.data_bytes(),
+        git: GitRefresh::default(),
+    })
 }
 
 /// Builds one layer of an index and commits it.
@@ -319,7 +359,19 @@ pub fn publish_environment(
     config: RunConfig,
     publisher: &dyn Publisher,
 ) -> Result<EnvId> {
-    let environment = Environment::new(layers, config)?;
+    commit(&Environment::new(layers, config)?, publisher)
+}
+
+/// Publishes the environment of everything that was built, with `config` to run in it.
+pub fn publish_built(
+    built: &Built,
+    config: RunConfig,
+    publisher: &dyn Publisher,
+) -> Result<EnvId> {
+    commit(&Environment::new(built.layer_ids(), config)?.with_image(built.image), publisher)
+}
+
+fn commit(environment: &Environment, publisher: &dyn Publisher) -> Result<EnvId> {
     publisher
         .commit_environment(&environment.canonical())
         .context(|| "publish an environment".to_owned())

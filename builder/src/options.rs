@@ -4,11 +4,13 @@
 //! layout, the refreshing of git indexes, and the kind and the annotations, which stand in the manifest.
 
 use crate::layout::Layout;
+use crate::oci::{Platform, RegistryOptions};
 use crate::progress::Cancel;
 use layer::manifest::LayerKind;
 use layer::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use store::Store;
 
 /// How contents are cut into chunks. Equal trees give equal layer ids only under equal options.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +119,13 @@ pub struct BuildOptions {
     pub max_unpacked_bytes: u64,
     /// Only for container images.
     pub image_layers: ImageLayers,
+    /// Which of the images of an index; `None` takes this machine's.
+    pub platform: Option<Platform>,
+    /// How to reach registries.
+    pub registry: RegistryOptions,
+    /// Where to keep what gives images back as they came, and to look for layers that need not be
+    /// fetched; `None` does neither.
+    pub originals: Option<Store>,
     /// Ends the build early.
     pub cancel: Cancel,
 }
@@ -136,6 +145,9 @@ impl BuildOptions {
             spool_dir: std::env::temp_dir(),
             max_unpacked_bytes: 1 << 40,
             image_layers: ImageLayers::Merged,
+            platform: None,
+            registry: RegistryOptions::default(),
+            originals: None,
             cancel: Cancel::new(),
         }
     }

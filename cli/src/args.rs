@@ -6,6 +6,10 @@ mod store;
 
 pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
 
+mod oci;
+
+pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
+
 use crate::node::options::FsdOptions;
 use crate::quantity;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -53,6 +57,11 @@ pub enum Action {
     Upgrade,
     /// Build a layer from a directory, an archive or an image, and publish it
     Build(Build),
+    /// Make an environment of a container image, one layer for each of its layers
+    Pull(Pull),
+    /// Container images: write one, ask a registry
+    #[command(subcommand)]
+    Oci(Oci),
     /// Compose environments
     #[command(subcommand)]
     Env(Env),
@@ -177,7 +186,8 @@ pub struct Down {
 /// `build`
 #[derive(Debug, Args)]
 pub struct Build {
-    /// DIR | FILE.tar[.gz|.zst|.xz] | oci:DIR[:TAG] | oci-archive:FILE | docker-archive:FILE
+    /// DIR | FILE.tar[.gz|.zst|.xz] | oci:DIR[:TAG] | oci-archive:FILE | docker-archive:FILE |
+    /// docker://HOST/NAME[:TAG][@DIGEST]
     pub source: String,
     /// The reference to publish as; its kind is the layer's kind
     #[arg(short, long = "tag", value_name = "KIND/NAME:TAG")]
@@ -191,6 +201,8 @@ pub struct Build {
     /// Keep the layers of a container image apart; needs a tag of the kind env
     #[arg(long)]
     pub stacked: bool,
+    #[command(flatten)]
+    pub registry: FromRegistry,
     /// Refresh git indexes to what the mounted layer shows, so that the first `git status` reads no
     /// file of the work tree [default: for workspaces]
     #[arg(long, overrides_with = "no_refresh_git_index")]

@@ -60,6 +60,10 @@ impl ErrorKind {
     /// The kind that an operating system error stands for.
     pub fn of_io(error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
+        // One of ours that went through somebody's `Read` or `Write`.
+        if let Some(ours) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            return ours.kind();
+        }
         match error.kind() {
             Io::NotFound => Self::NotFound,
             Io::AlreadyExists | Io::DirectoryNotEmpty => Self::Exists,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 17] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
@@ -17,6 +17,9 @@ const PACKAGES: [(&str, &str); 14] = [
     ("qemu-system-x86", "guests of VM tests"),
     ("crun", "judge of containers"),
     ("runc", "judge of containers"),
+    ("docker-registry", "images come from it in tests"),
+    ("skopeo", "judge of images"),
+    ("umoci", "maker and judge of images"),
     ("xfsprogs", "node cache on XFS"),
     ("e2fsprogs", "small disks that fill up"),
     ("xz-utils", "archives in tests"),

@@ -28,6 +28,15 @@ pub(crate) enum Names {
     ImageLayer,
 }
 
+/// A tar file that was listed.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    /// The plain tar.
+    pub tar: Region,
+    /// What it was unpacked from, if it was.
+    pub packed: Option<(Compression, Region)>,
+}
+
 /// Digests that a tar file must have.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Digests {
@@ -62,6 +71,17 @@ pub(crate) fn load_region(
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Index> {
+    load_layer(region, digests, names, options, progress).map(|(index, _)| index)
+}
+
+/// As [`load_region`]; answers the files too. The contents in the index have origin 0, the plain tar.
+pub(crate) fn load_layer(
+    region: Region,
+    digests: &Digests,
+    names: Names,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<(Index, Unpacked)> {
     let compression = Compression::detect(&region.first()?).context(|| region.name.clone())?;
     let stat = rustix::fs::fstat(&region.file).map_err(std::io::Error::from);
     let stamp = Stamp::of(&stat.context(|| format!("stat {}", region.name))?);
@@ -69,7 +89,9 @@ pub(crate) fn load_region(
         for digest in [&digests.stored, &digests.plain].into_iter().flatten() {
             region.verify(digest)?;
         }
-        return index_region(region, Some(stamp), names, options, progress);
+        let tar = region.another()?;
+        let index = index_region(region, Some(stamp), names, options, progress)?;
+        return Ok((index, Unpacked { tar, packed: None }));
     }
     let name = region.name.clone();
     let spool = match &digests.stored {
@@ -81,13 +103,16 @@ pub(crate) fn load_region(
         }
         None => unpack(region.reader(), compression, &name, options, progress)?,
     };
-    // The packed file is not needed again, so only a change until here matters.
+    let packed = region.another()?;
+    // The packed file is not needed again for contents, so only a change until here matters.
     Origin::Archive { file: region.file, name: name.clone(), stamp: Some(stamp) }.finish()?;
     let spool = Region::whole(spool, name)?;
     if let Some(digest) = &digests.plain {
         spool.verify(digest)?;
     }
-    index_region(spool, None, names, options, progress)
+    let tar = spool.another()?;
+    let index = index_region(spool, None, names, options, progress)?;
+    Ok((index, Unpacked { tar, packed: Some((compression, packed)) }))
 }
 
 /// Lists a plain tar file.

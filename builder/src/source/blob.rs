@@ -29,6 +29,12 @@ impl Region {
         Ok(Self { file, start: 0, length, name })
     }
 
+    /// The same run once more.
+    pub(crate) fn another(&self) -> Result<Self> {
+        let file = self.file.try_clone().context(|| format!("open {}", self.name))?;
+        Ok(Self { file, start: self.start, length: self.length, name: self.name.clone() })
+    }
+
     /// Its first bytes, eight at most.
     pub(crate) fn first(&self) -> Result<Vec<u8>> {
         self.beginning(self.length.min(8) as usize)
@@ -82,9 +88,51 @@ impl Read for RegionReader<'_> {
     }
 }
 
-enum Hasher {
+/// Computes one of the digests that container images use.
+pub(crate) enum Hasher {
     Sha256(sha2::Sha256),
     Sha512(sha2::Sha512),
+}
+
+impl Hasher {
+    /// The one that images use where they have the choice.
+    pub(crate) fn sha256() -> Self {
+        Self::Sha256(sha2::Sha256::new())
+    }
+
+    /// The one of a digest: `sha256:<hex>` or `sha512:<hex>`.
+    pub(crate) fn of(digest: &str) -> Result<Self> {
+        match digest.split_once(':') {
+            Some(("sha256", hex)) if hex.len() == 64 => Ok(Self::sha256()),
+            Some(("sha512", hex)) if hex.len() == 128 => Ok(Self::Sha512(sha2::Sha512::new())),
+            _ => {
+                let text = format!("{digest:?} is no sha256 or sha512 digest");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hasher) => hasher.update(bytes),
+            Self::Sha512(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// The digest of what came so far.
+    pub(crate) fn digest(&self) -> String {
+        match self {
+            Self::Sha256(hasher) => hex("sha256:", &hasher.clone().finalize()),
+            Self::Sha512(hasher) => hex("sha512:", &hasher.clone().finalize()),
+        }
+    }
+}
+
+/// The refusal of bytes that are others than their digest says.
+pub(crate) fn wrong_digest(name: &str, expected: &str, actual: &str) -> Error {
+    Error::corrupt(format!(
+        "{name} is not what its digest says: expected {expected}, found {actual}"
+    ))
 }
 
 /// Computes the digest of everything that is read through it.
@@ -97,30 +145,16 @@ pub(crate) struct Hashing<R> {
 impl<R: Read> Hashing<R> {
     /// `digest` is `sha256:<hex>` or `sha512:<hex>`.
     pub(crate) fn new(inner: R, digest: &str) -> Result<Self> {
-        let hasher = match digest.split_once(':') {
-            Some(("sha256", hex)) if hex.len() == 64 => Hasher::Sha256(sha2::Sha256::new()),
-            Some(("sha512", hex)) if hex.len() == 128 => Hasher::Sha512(sha2::Sha512::new()),
-            _ => {
-                let text = format!("{digest:?} is no sha256 or sha512 digest");
-                return Err(Error::new(ErrorKind::Unsupported, text));
-            }
-        };
-        Ok(Self { inner, hasher, expected: digest.to_owned() })
+        Ok(Self { inner, hasher: Hasher::of(digest)?, expected: digest.to_owned() })
     }
 
     /// Reads what is left and compares.
     pub(crate) fn finish(&mut self, name: &str) -> Result<()> {
         let mut buffer = vec![0; BUFFER_BYTES];
         while self.read(&mut buffer).context(|| format!("read {name}"))? > 0 {}
-        let actual = match &self.hasher {
-            Hasher::Sha256(hasher) => hex("sha256:", &hasher.clone().finalize()),
-            Hasher::Sha512(hasher) => hex("sha512:", &hasher.clone().finalize()),
-        };
+        let actual = self.hasher.digest();
         if actual != self.expected {
-            return Err(Error::corrupt(format!(
-                "{name} is not what its digest says: expected {}, found {actual}",
-                self.expected
-            )));
+            return Err(wrong_digest(name, &self.expected, &actual));
         }
         Ok(())
     }
@@ -129,15 +163,13 @@ impl<R: Read> Hashing<R> {
 impl<R: Read> Read for Hashing<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let length = self.inner.read(buffer)?;
-        match &mut self.hasher {
-            Hasher::Sha256(hasher) => hasher.update(&buffer[..length]),
-            Hasher::Sha512(hasher) => hasher.update(&buffer[..length]),
-        }
+        self.hasher.update(&buffer[..length]);
         Ok(length)
     }
 }
 
-fn hex(prefix: &str, bytes: &[u8]) -> String {
+/// A digest in hexadecimal, behind the name of its kind.
+pub(crate) fn hex(prefix: &str, bytes: &[u8]) -> String {
     bytes.iter().fold(prefix.to_owned(), |mut text, byte| {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");

@@ -1,15 +1,16 @@
-//! What layers are made from: directories, archives, container images.
+//! What layers are made from: directories and archives; container images are in [`crate::oci`].
 
 pub mod archive;
-mod blob;
+pub(crate) mod blob;
 pub mod directory;
-pub mod oci;
-mod spool;
+pub(crate) mod spool;
 
 use crate::index::Index;
+use crate::oci::{self, Documents, ImageName, Original};
 use crate::options::BuildOptions;
 use crate::progress::Progress;
 use layer::environment::RunConfig;
+use layer::layer_file::LayerFile;
 use layer::{Context, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,8 @@ pub enum Source {
     Archive(PathBuf),
     /// A container image, and which of several; the tag may be left out when there is one.
     Image(ImageFormat, PathBuf, Option<String>),
+    /// A container image in a registry.
+    Registry(ImageName),
 }
 
 /// How a container image is kept.
@@ -58,6 +61,8 @@ pub struct Loaded {
     pub layers: Vec<LoadedLayer>,
     /// How to run in it, where the source says so.
     pub config: Option<RunConfig>,
+    /// The documents that said so, where it is a container image.
+    pub documents: Option<Documents>,
 }
 
 /// One layer to be.
@@ -67,11 +72,21 @@ pub struct LoadedLayer {
     pub index: Index,
     /// What its manifest should say about where it came from.
     pub annotations: BTreeMap<String, String>,
+    /// The finished layer, where the store has it already.
+    pub(crate) reused: Option<Box<LayerFile>>,
+    /// What to keep beside it.
+    pub(crate) original: Option<Original>,
+}
+
+impl LoadedLayer {
+    pub(crate) fn new(index: Index, annotations: BTreeMap<String, String>) -> Self {
+        Self { index, annotations, reused: None, original: None }
+    }
 }
 
 impl Source {
-    /// Understands `dir`, `file.tar[.gz|.zst|.xz]`, `oci:DIR[:tag]`, `oci-archive:FILE[:tag]` and
-    /// `docker-archive:FILE[:name:tag]`. A path without a prefix is looked at: a directory or a file.
+    /// Understands `dir`, `file.tar[.gz|.zst|.xz]`, `oci:DIR[:tag]`, `oci-archive:FILE[:tag]`,
+    /// `docker-archive:FILE[:name:tag]` and `docker://HOST/NAME[:tag][@digest]`. A path without a prefix is looked at: a directory or a file.
     pub fn parse(text: &str) -> Result<Self> {
         for format in ImageFormat::ALL {
             if let Some(rest) = text.strip_prefix(format.prefix()) {
@@ -79,18 +94,12 @@ impl Source {
                 return Ok(Self::Image(format, path, tag));
             }
         }
-        for (prefix, what) in
-            [("docker://", "images in a registry"), ("sandbox:", "the layer of a sandbox")]
-        {
-            if text.starts_with(prefix) {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "{text}: building from {what} is not supported; use oci:DIR, \
-                             oci-archive:FILE, docker-archive:FILE, a tar file or a directory"
-                    ),
-                ));
-            }
+        if text.starts_with(oci::PREFIX) {
+            return text.parse().map(Self::Registry);
+        }
+        if text.starts_with("sandbox:") {
+            let text = format!("{text}: a sandbox is not built from; use `lamella pack-diff`");
+            return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let path = PathBuf::from(text);
         let metadata = std::fs::metadata(&path).context(|| format!("source {text}"))?;
@@ -101,10 +110,8 @@ impl Source {
     pub fn load(&self, options: &BuildOptions, progress: &dyn Progress) -> Result<Loaded> {
         let plain = |mut index: Index| {
             index.clear_marks();
-            Loaded {
-                layers: vec![LoadedLayer { index, annotations: BTreeMap::new() }],
-                config: None,
-            }
+            let layers = vec![LoadedLayer::new(index, BTreeMap::new())];
+            Loaded { layers, config: None, documents: None }
         };
         match self {
             Self::Directory(path) => directory::load(path, options, progress).map(plain),
@@ -112,6 +119,7 @@ impl Source {
             Self::Image(format, path, tag) => {
                 oci::load(*format, path, tag.as_deref(), options, progress)
             }
+            Self::Registry(name) => oci::pull(name, options, progress),
         }
     }
 }
@@ -128,6 +136,7 @@ impl fmt::Display for Source {
         let (prefix, path, tag) = match self {
             Self::Directory(path) | Self::Archive(path) => ("", path, &None),
             Self::Image(format, path, tag) => (format.prefix(), path, tag),
+            Self::Registry(name) => return name.fmt(f),
         };
         write!(f, "{prefix}{}", path.display())?;
         tag.as_ref().map_or(Ok(()), |tag| write!(f, ":{tag}"))
@@ -163,7 +172,8 @@ mod tests {
         );
         let missing = Source::parse("/nonexistent.tar").unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
-        let registry = Source::parse("docker://host/repo:tag").unwrap_err();
-        assert_eq!(registry.kind(), ErrorKind::Unsupported);
+        let registry = Source::parse("docker://host.x/repo:tag").unwrap();
+        assert_eq!(registry.to_string(), "docker://host.x/repo:tag");
+        assert_eq!(Source::parse("sandbox:x").unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

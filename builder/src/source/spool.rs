@@ -114,7 +114,7 @@ pub(crate) fn unpack(
 }
 
 /// An empty file without a name.
-fn create(options: &BuildOptions) -> Result<File> {
+pub(crate) fn create(options: &BuildOptions) -> Result<File> {
     tempfile::tempfile_in(&options.spool_dir).context(|| spool_text(options))
 }
 

@@ -1,15 +1,16 @@
-//! `build`: a source becomes a layer, or the layers of an environment, and gets a name.
+//! `build` and `pull`: a source becomes a layer, or the layers of an environment, and gets a name.
 //!
 //! Ctrl-C ends the build at its next step. CRASH: nothing is visible before the reference moves, which
 //! is the last step; a repeated build finds the chunks that were stored.
 
 use super::Scene;
 use super::images::point;
-use crate::args::Build;
+use crate::args::{Build, FromRegistry, Pull};
 use crate::embed;
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::progress::Bars;
 use crate::quantity::{show_bytes, show_duration};
+use builder::oci::{ImageName, RegistryOptions};
 use builder::publish::ImagesPublisher;
 use builder::{BuildOptions, Built, Cancel, ImageLayers, Source};
 use layer::manifest::LayerKind;
@@ -77,6 +78,71 @@ pub async fn build(scene: &Scene, args: Build) -> Outcome {
         options.layout = Some(super::profile::layout(scene, &images, profile).await?);
     }
     options.image_layers = if args.stacked { ImageLayers::Stacked } else { ImageLayers::Merged };
+    take_from(&args.registry, &mut options);
+    carry_out(scene, &images, Order { source, options, reference, begin }).await
+}
+
+/// `pull`
+pub async fn pull(scene: &Scene, args: Pull) -> Outcome {
+    let begin = Instant::now();
+    let source = image_source(&args.image)?;
+    let reference = match (&args.tag, &source) {
+        (Some(tag), _) => super::compose::environment_name(tag)?,
+        (None, Source::Registry(name)) => own_name(name)?,
+        _ => {
+            return Err(Failure::Usage(
+                "an image in files has no name here: use -t NAME:TAG".into(),
+            ));
+        }
+    };
+    let images = embed::images(&scene.settings, scene.out).await?;
+    let mut options = BuildOptions::new(LayerKind::Base);
+    options.image_layers = if args.merge { ImageLayers::Merged } else { ImageLayers::Stacked };
+    take_from(&args.registry, &mut options);
+    carry_out(scene, &images, Order { source, options, reference, begin }).await
+}
+
+/// An image; a name without a scheme is one in a registry.
+fn image_source(text: &str) -> Outcome<Source> {
+    let in_files = ["oci:", "oci-archive:", "docker-archive:", "docker://"];
+    if in_files.iter().any(|scheme| text.starts_with(scheme)) {
+        return Ok(Source::parse(text)?);
+    }
+    Ok(Source::Registry(text.parse()?))
+}
+
+/// The name of an image as that of an environment.
+fn own_name(image: &ImageName) -> Outcome<Reference> {
+    let digest = image.digest().map(|digest| digest.replace(':', "-"));
+    let tag = match (image.tag(), &digest) {
+        (Some(tag), _) => tag,
+        (None, Some(digest)) => digest.get(..19).unwrap_or(digest),
+        (None, None) => "latest",
+    };
+    let own = image.repository().strip_prefix("library/").unwrap_or(image.repository());
+    super::compose::environment_name(&format!("{own}:{tag}"))
+}
+
+fn take_from(args: &FromRegistry, options: &mut BuildOptions) {
+    options.platform.clone_from(&args.platform);
+    options.registry = RegistryOptions { insecure: args.insecure };
+}
+
+/// What to build, and as what.
+struct Order {
+    source: Source,
+    options: BuildOptions,
+    reference: Reference,
+    begin: Instant,
+}
+
+async fn carry_out(scene: &Scene, images: &embed::Images, order: Order) -> Outcome {
+    let Order { source, mut options, reference, begin } = order;
+    if matches!(source, Source::Image(..) | Source::Registry(_)) {
+        let url = images.store_url(&scene.settings)?;
+        let store = super::blocking(move || store::Store::open(store::open(&url)?)).await??;
+        options.originals = Some(store);
+    }
     let cancel = options.cancel.clone();
     let work = Work {
         source,
@@ -134,7 +200,7 @@ impl Work {
             (None, false) => None,
             (config, _) => {
                 let config = config.clone().unwrap_or_default();
-                Some(builder::publish_environment(built.layer_ids(), config, &publisher)?)
+                Some(builder::publish_built(&built, config, &publisher)?)
             }
         };
         self.options.cancel.check()?;
@@ -170,6 +236,7 @@ fn advice(error: &Error) -> Option<String> {
     match error.kind() {
         ErrorKind::Corrupt => Some("the source is damaged; nothing was published".to_owned()),
         ErrorKind::Busy => Some("a file changed while it was read; try again".to_owned()),
+        ErrorKind::Unavailable => Some("nothing was published; try again".to_owned()),
         _ => None,
     }
 }
@@ -221,5 +288,23 @@ impl Report {
             lines.push(format!("{reference} in {time}"));
         }
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_gives_its_environment_a_name() {
+        let digest = format!("sha256:{}", "0f".repeat(32));
+        for (image, name) in [
+            ("debian".to_owned(), "env/debian:latest"),
+            ("ghcr.io/team/app:v1.2".to_owned(), "env/team/app:v1.2"),
+            (format!("localhost:5000/a@{digest}"), "env/a:sha256-0f0f0f0f0f0f"),
+        ] {
+            let image: ImageName = image.parse().unwrap();
+            assert_eq!(own_name(&image).unwrap().to_string(), name);
+        }
     }
 }

@@ -15,6 +15,7 @@ mod materialise;
 mod mend;
 mod mount;
 mod node;
+mod oci;
 mod overlay_view;
 mod pack;
 mod profile;
@@ -29,7 +30,7 @@ pub use doctor::doctor;
 pub use mount::any as any_mount;
 pub use node::{keeper, virtiofs};
 
-use crate::args::{Action, Env};
+use crate::args::{Action, Env, Oci};
 use crate::errors::{Failure, Outcome};
 use crate::output::Output;
 use crate::settings::Settings;
@@ -60,6 +61,9 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Down(args) => node::down(&scene, &args).await,
         Action::Upgrade => node::upgrade(&scene).await,
         Action::Build(args) => build::build(&scene, args).await,
+        Action::Pull(args) => build::pull(&scene, args).await,
+        Action::Oci(Oci::Export(args)) => oci::export(&scene, args).await,
+        Action::Oci(Oci::Referrers(args)) => oci::referrers(&scene, args).await,
         Action::Env(Env::Create(args)) => compose::create(&scene, args).await,
         Action::Ls(args) => images::ls(&scene, &args).await,
         Action::Inspect(args) => images::inspect(&scene, &args).await,

@@ -10,7 +10,10 @@ mod double;
 mod folder;
 mod full_disk;
 mod mounts;
+mod oci;
 mod planes;
+#[path = "../../../tests/tests/oci_world/registry.rs"]
+mod registry;
 mod remote;
 #[path = "../../../store/tests/places/s3.rs"]
 mod s3;
