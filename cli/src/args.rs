@@ -2,13 +2,11 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+mod oci;
 mod store;
 
-pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
-
-mod oci;
-
 pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
+pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
 
 use crate::node::options::FsdOptions;
 use crate::quantity;

@@ -133,6 +133,20 @@ impl Images for OneEnvironment {
     ) -> Result<Response<ReindexResponse>, Status> {
         Err(Status::unimplemented("test double"))
     }
+
+    async fn collect(
+        &self,
+        _: Request<CollectRequest>,
+    ) -> Result<Response<CollectResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
+
+    async fn undo_collection(
+        &self,
+        _: Request<UndoCollectionRequest>,
+    ) -> Result<Response<UndoCollectionResponse>, Status> {
+        Err(Status::unimplemented("test double"))
+    }
 }
 
 /// Answers every attach with one folder, and remembers who holds it.
