@@ -13,7 +13,7 @@ use std::sync::Arc;
 use store::backend::memory::Memory;
 use store::backend::posix::Posix;
 use store::codec::verify_chunk;
-use store::{Backend, Key, Store};
+use store::{Backend, Collectable, Key, Store, now_unix_ns};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -486,5 +486,24 @@ async fn nothing_is_collected_while_what_is_in_use_cannot_be_known() {
         assert!(daemon.store.has_layer(&layers[2].file.id()).unwrap());
     }
     replace(&memory, &name, Some(right));
+    assert_eq!(collect(&mut client, 0).await.deleted, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_collected_under_a_clock_that_is_behind() {
+    let daemon = Daemon::new(Arc::new(Memory::new())).await;
+    let layers = published(&daemon).await;
+    let mut client = daemon.client().await;
+    untag(&mut client, "base/l2").await;
+    leave_no_lease(&daemon.store);
+    assert_eq!(collect(&mut client, 0).await.condemned, 2);
+    let right = daemon.store.condemned().unwrap();
+    let mut ahead = right.clone();
+    ahead.insert(Collectable::Layer(layers[2].file.id()), now_unix_ns() + HOUR_MS * 1_000_000);
+    daemon.store.put_condemned(&ahead).unwrap();
+    let refused = from_status(client.rpc.collect(now_or_never(0)).await.unwrap_err());
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.to_string().contains("clock"), "{refused}");
+    daemon.store.put_condemned(&right).unwrap();
     assert_eq!(collect(&mut client, 0).await.deleted, 2);
 }
