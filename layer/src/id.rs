@@ -116,6 +116,14 @@ identity! {
     /// Random, chosen when a pack is opened.
     PackId, 16, "pack id"
 }
+identity! {
+    /// Who signs: an ed25519 public key, which is its own name.
+    KeyId, 32, "public key"
+}
+identity! {
+    /// An ed25519 signature.
+    SignatureBytes, 64, "signature"
+}
 
 impl ChunkDigest {
     /// The digest of these plain bytes.

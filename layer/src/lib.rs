@@ -17,8 +17,9 @@ pub mod pack;
 pub mod presence;
 pub mod profile;
 pub mod reference;
+pub mod signature;
 pub mod tree;
 mod words;
 
 pub use error::{Context, Error, ErrorKind, Result};
-pub use id::{ChunkDigest, Digest, EnvId, LayerId, PackId};
+pub use id::{ChunkDigest, Digest, EnvId, KeyId, LayerId, PackId, SignatureBytes};
