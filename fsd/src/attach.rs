@@ -311,6 +311,7 @@ impl Attachments {
         }
         live.served.fetch().cached().make_durable()?;
         self.holders.clear(&id)?;
+        live.served.fetch().cached().retire();
         self.parts.cache.touch(&id);
         *state = None;
         tracing::info!(layer = %id, "released");

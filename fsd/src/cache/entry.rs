@@ -32,6 +32,8 @@ pub(super) struct Durable {
     pub(super) presence: Presence,
     /// Whether there is a presence file.
     recorded: bool,
+    /// Whether the layer may have been opened anew since: its files are another one's to speak of.
+    pub(super) retired: bool,
 }
 
 /// What became of a layer's chunks since it was opened.
@@ -109,7 +111,7 @@ impl CachedLayer {
             bits,
             dirty: AtomicBool::new(!recorded),
             write_back_failed: AtomicBool::new(false),
-            durable: Mutex::new(Durable { presence, recorded }),
+            durable: Mutex::new(Durable { presence, recorded, retired: false }),
             durably_complete: AtomicBool::new(durably_complete),
             access: RwLock::new(()),
             counters: CacheCounters::default(),
@@ -305,7 +307,7 @@ impl CachedLayer {
     pub fn make_durable(&self) -> Result<bool> {
         let name = || format!("make layer {} durable", self.id);
         let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.dirty.swap(false, Ordering::AcqRel) {
+        if durable.retired || !self.dirty.swap(false, Ordering::AcqRel) {
             return Ok(false);
         }
         let fresh: Vec<u32> = (0..self.table.len() as u32)
@@ -328,6 +330,12 @@ impl CachedLayer {
         drop(durable);
         self.let_go_of_pages(&fresh);
         Ok(true)
+    }
+
+    /// The layer is released and may be opened anew: what is still filled here is right and counts for nobody.
+    // INVARIANT: of all openings of a folder only the last writes presence, or hears of a failed sync.
+    pub fn retire(&self) {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner).retired = true;
     }
 
     pub(super) fn write_presence(&self, durable: &mut Durable) -> Result<()> {

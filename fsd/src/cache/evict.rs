@@ -58,7 +58,7 @@ impl CachedLayer {
     ) -> Result<u64> {
         let name = || format!("evict chunks of layer {}", self.id());
         let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
-        if punch && self.is_exposed() {
+        if durable.retired || (punch && self.is_exposed()) {
             return Ok(0);
         }
         let table = self.table().chunks();

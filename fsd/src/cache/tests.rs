@@ -99,6 +99,25 @@ fn an_eviction_gives_back_its_blocks_and_is_durable() {
 }
 
 #[test]
+fn a_released_layer_does_not_speak_for_the_next_opening() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    let released = shop.full(&cache);
+    released.retire();
+    let layer = shop.open(&cache);
+    layer.evict(&[3]).unwrap();
+    // A fetch that was under way ends late, and upkeep had looked at the layer before.
+    released.fill(4, &plain(4)).unwrap();
+    assert!(!released.make_durable().unwrap());
+    assert_eq!(released.evict(&[5]).unwrap(), 0);
+    drop((released, layer, cache));
+    let cache = shop.cache();
+    let layer = shop.open(&cache);
+    assert!(!layer.has(3) && layer.has(4) && layer.has(5));
+    assert_right(&layer);
+}
+
+#[test]
 fn what_a_machine_may_have_mapped_never_loses_a_block() {
     let shop = Shop::new();
     let cache = shop.cache();

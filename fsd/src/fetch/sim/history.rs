@@ -9,6 +9,7 @@
 
 use super::disk::{SimDisk, SimFiles, SimRoom};
 use super::fate::{Fate, Fault, Interrupt};
+use super::mounts::Mounts;
 use super::mutant::Mutant;
 use super::store::{SimStore, TrueLayer, Truth};
 use crate::cache::CachedLayer;
@@ -31,13 +32,13 @@ const MAX_CHUNKS: u64 = 4;
 /// Actions after the end of all faults before it is a failure that something is not readable.
 const PATIENCE: usize = 20_000;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Who reads the data file of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Plane {
+pub(super) enum Plane {
     /// The kernel, once it was let go.
     Kernel,
     /// fsd, which answers with the bytes.
@@ -46,7 +47,7 @@ enum Plane {
 
 /// What somebody who waits was told: that all is there, or the bytes themselves, or why not.
 type Told = Result<Option<Vec<u8>>, String>;
-type Answer = Arc<Mutex<Option<Told>>>;
+pub(super) type Answer = Arc<Mutex<Option<Told>>>;
 
 /// Tells; complains when it is dropped without having told.
 struct Teller {
@@ -83,7 +84,7 @@ impl Drop for Teller {
 
 /// A reader of a mounted layer.
 #[derive(Default)]
-enum Reader {
+pub(super) enum Reader {
     #[default]
     Idle,
     Waiting(Read),
@@ -91,11 +92,11 @@ enum Reader {
 
 /// A read under way.
 #[derive(Clone)]
-struct Read {
-    layer: usize,
+pub(super) struct Read {
+    pub(super) layer: usize,
     chunks: Range<usize>,
-    disk: Arc<SimDisk>,
-    answer: Answer,
+    pub(super) disk: Arc<SimDisk>,
+    pub(super) answer: Answer,
 }
 
 /// A fill thread.
@@ -107,27 +108,28 @@ struct Worker {
 }
 
 /// One life of fsd.
-struct Process {
+pub(super) struct Process {
     engine: Engine,
-    layers: Vec<Option<Arc<ServedLayer>>>,
+    pub(super) layers: Vec<Option<Arc<ServedLayer>>>,
     workers: Vec<Worker>,
-    flushing: Vec<bool>,
+    pub(super) flushing: Vec<bool>,
 }
 
 /// The world of one history.
 pub struct History {
-    fate: Arc<Fate>,
-    mutant: Mutant,
+    pub(super) fate: Arc<Fate>,
+    pub(super) mutant: Mutant,
     truth: &'static Truth,
     sim_store: Arc<SimStore>,
     store: Arc<Store>,
     counters: Arc<StoreCounters>,
-    planes: Vec<Plane>,
-    disks: Mutex<Vec<Arc<SimDisk>>>,
-    process: Mutex<Process>,
-    readers: Mutex<Vec<Reader>>,
+    pub(super) planes: Vec<Plane>,
+    pub(super) disks: Mutex<Vec<Arc<SimDisk>>>,
+    pub(super) process: Mutex<Process>,
+    pub(super) readers: Mutex<Vec<Reader>>,
+    pub(super) mounts: Mutex<Mounts>,
     power_cut: Mutex<bool>,
-    tally: Mutex<Tally>,
+    pub(super) tally: Mutex<Tally>,
 }
 
 /// What happened, to see that something did.
@@ -143,6 +145,10 @@ pub struct Tally {
     pub punches: u64,
     /// Chunks copied from another layer.
     pub copies: u64,
+    /// Layers mounted.
+    pub mounts: u64,
+    /// Takeovers that came to their end.
+    pub takeovers: u64,
 }
 
 /// How a history ended.
@@ -186,6 +192,7 @@ impl History {
                 disks: Mutex::new(truth.layers.iter().map(disk).collect()),
                 process: Mutex::new(Process::start(&fate, truth.layers.len())),
                 readers: Mutex::new((0..READERS).map(|_| Reader::Idle).collect()),
+                mounts: Mutex::new(Mounts::new(truth.layers.len())),
                 power_cut: Mutex::new(false),
                 tally: Mutex::default(),
                 fate: Arc::clone(&fate),
@@ -225,15 +232,23 @@ impl History {
             *lock(&self.power_cut) = true;
             return self.fate.die();
         }
-        match self.fate.below(20) {
+        // Upkeep and eviction begin after a takeover, and so does the service.
+        let taking_over = self.is_taking_over();
+        if taking_over && self.fate.below(3) == 0 {
+            self.take_over();
+            return;
+        }
+        match self.fate.below(21) {
             0..6 => self.reader(self.fate.below(READERS as u64) as usize),
             6..13 => self.worker(self.fate.below(WORKERS as u64) as usize),
             13 => self.time_passes(),
             14 => self.ring(),
-            15 | 16 => self.flush(self.any_layer()),
+            15 | 16 if !taking_over => self.flush(self.any_layer()),
             17 => lock(&self.disks)[self.any_layer()].reclaim(),
-            18 if !self.fate.is_calm() => self.advice(self.any_layer()),
-            19 if !self.fate.is_calm() => self.evict(self.any_layer()),
+            _ if taking_over || self.fate.is_calm() => {}
+            18 => self.advice(self.any_layer()),
+            19 => self.evict(self.any_layer()),
+            20 => self.detach(self.any_layer()),
             _ => {}
         }
     }
@@ -261,7 +276,7 @@ impl History {
     }
 
     /// The layer as this process has it open; opened when it is not.
-    fn open(&self, index: usize) -> Arc<ServedLayer> {
+    pub(super) fn open(&self, index: usize) -> Arc<ServedLayer> {
         if let Some(open) = &lock(&self.process).layers[index] {
             return Arc::clone(open);
         }
@@ -320,6 +335,9 @@ impl History {
 
     fn begin_read(&self, index: usize) {
         let layer = self.any_layer();
+        if !self.is_mounted(layer) && !self.attach(layer) {
+            return;
+        }
         let count = self.truth.layers[layer].table.len() as u64;
         let start = self.fate.below(count);
         let end = (start + 1 + self.fate.below(MAX_CHUNKS)).min(count);
@@ -327,11 +345,15 @@ impl History {
         let disk = Arc::clone(&lock(&self.disks)[layer]);
         let read = Read { layer, chunks, disk, answer: Answer::default() };
         self.fate.note(|| format!("reader {index} asks for {layer}:{:?}", read.chunks));
+        if self.is_taking_over() {
+            lock(&self.readers)[index] = Reader::Waiting(read);
+            return self.queue(index);
+        }
         self.ask(index, read);
     }
 
     /// As an event thread does: at once when all is there, else through the engine.
-    fn ask(&self, index: usize, read: Read) {
+    pub(super) fn ask(&self, index: usize, read: Read) {
         lock(&self.readers)[index] = Reader::Waiting(read.clone());
         let served = self.open(read.layer);
         let layer = served.fetch();
@@ -434,21 +456,17 @@ impl History {
     }
 
     fn flush(&self, index: usize) {
-        let layer = {
-            let mut process = lock(&self.process);
-            let Some(layer) = process.layers[index].clone() else { return };
-            if !lock(&self.disks)[index].is_quiet() {
-                return;
-            }
-            if std::mem::replace(&mut process.flushing[index], true) {
-                return;
-            }
-            layer
-        };
+        if self.is_late(index) {
+            return self.flush_late(index);
+        }
+        let Some(layer) = self.begin_flush(index) else { return };
+        if !self.fate.is_calm() && self.fate.below(4) == 0 {
+            return self.keep_late(index, layer);
+        }
         self.fate.note(|| format!("write-back of {index}"));
         // A failure is what write-back has to live with: it is tried again.
         let _ = layer.fetch().cached().make_durable();
-        lock(&self.process).flushing[index] = false;
+        self.end_flush(index);
     }
 
     /// Prefetch or background: nobody minds when it fails, but it must end.
@@ -473,8 +491,10 @@ impl History {
         if self.planes[index] == Plane::Fsd && self.fate.below(3) > 0 {
             return self.evict_some(index);
         }
-        let used = |reader: &Reader| matches!(reader, Reader::Waiting(read) if read.layer == index);
-        if lock(&self.readers).iter().any(used) || lock(&self.process).flushing[index] {
+        if self.is_mounted(index) {
+            return self.detach(index);
+        }
+        if self.is_read(index) || lock(&self.process).flushing[index] {
             return;
         }
         self.fate.note(|| format!("evict {index}"));
@@ -487,15 +507,7 @@ impl History {
 
     /// Drops some chunks of a layer whose readers all come through fsd.
     fn evict_some(&self, index: usize) {
-        let layer = {
-            let mut process = lock(&self.process);
-            let Some(layer) = process.layers[index].clone() else { return };
-            if !lock(&self.disks)[index].is_quiet() || process.flushing[index] {
-                return;
-            }
-            process.flushing[index] = true;
-            layer
-        };
+        let Some(layer) = self.begin_flush(index) else { return };
         let cached = layer.fetch().cached();
         let chunks: Vec<usize> =
             (0..cached.table().len()).filter(|_| self.fate.below(3) == 0).collect();
@@ -503,7 +515,7 @@ impl History {
         if cached.evict(&chunks).is_ok_and(|freed| freed > 0) {
             lock(&self.tally).punches += 1;
         }
-        lock(&self.process).flushing[index] = false;
+        self.end_flush(index);
     }
 
     /// A new process, after a kill or a power cut, takes over from the dead one.
@@ -521,28 +533,14 @@ impl History {
         let disks = lock(&self.disks).clone();
         if power_cut {
             disks.iter().for_each(|disk| disk.power_cut());
-            lock(&self.readers).fill_with(Reader::default);
         }
+        self.begin_takeover(power_cut);
         self.fate.revive();
-        for index in 0..self.truth.layers.len() {
-            self.open(index);
-        }
-        for index in 0..READERS {
-            let waiting = {
-                let readers = lock(&self.readers);
-                match &readers[index] {
-                    Reader::Waiting(read) if lock(&read.answer).is_none() => Some(read.clone()),
-                    _ => None,
-                }
-            };
-            if let Some(read) = waiting {
-                self.ask(index, read);
-            }
-        }
     }
 
     /// Faults are over: everybody is served, everything can be read, and nothing stays behind.
     fn settle(&self) {
+        self.until("the end of a takeover", || self.take_over());
         self.until("the end of all reads", || {
             lock(&self.readers).iter().all(|reader| matches!(reader, Reader::Idle))
         });

@@ -2,11 +2,13 @@
 //! thousands of histories, each decided by one number.
 //!
 //! `LAMELLA_SIM_SEED=n cargo test -p fsd fetch::sim` lives through one history again and prints what
-//! happened; `LAMELLA_SIM_HISTORIES=n` sets how many there are. A failure prints its seed.
+//! happened; `LAMELLA_SIM_HISTORIES=n` sets how many there are, `LAMELLA_SIM_FIRST=n` the first seed. A failure
+//! prints its seed.
 
 mod disk;
 mod fate;
 mod history;
+mod mounts;
 mod mutant;
 mod store;
 
@@ -39,7 +41,9 @@ fn no_history_of_faults_shows_a_wrong_byte() {
         return;
     }
     let (mut struck, mut sum) = ([0; FAULTS], Tally::default());
-    for seed in 0..number("LAMELLA_SIM_HISTORIES").unwrap_or(HISTORIES) {
+    let first = number("LAMELLA_SIM_FIRST").unwrap_or(0);
+    let histories = number("LAMELLA_SIM_HISTORIES").unwrap_or(HISTORIES);
+    for seed in first..first + histories {
         match live(seed, Mutant::None) {
             Ok((faults, tally)) => {
                 struck.iter_mut().zip(faults).for_each(|(sum, more)| *sum += more);
@@ -48,6 +52,8 @@ fn no_history_of_faults_shows_a_wrong_byte() {
                 sum.evictions += tally.evictions;
                 sum.punches += tally.punches;
                 sum.copies += tally.copies;
+                sum.mounts += tally.mounts;
+                sum.takeovers += tally.takeovers;
             }
             Err(violation) => panic!(
                 "{violation}\nLAMELLA_SIM_SEED={seed} cargo test -p fsd fetch::sim -- --nocapture"
@@ -57,7 +63,8 @@ fn no_history_of_faults_shows_a_wrong_byte() {
     println!("{sum:?}, faults {struck:?}");
     assert!(struck.iter().all(|count| *count > 0), "a fault never struck: {struck:?}");
     assert!(struck[Fault::Kill as usize] > 100 && struck[Fault::PowerCut as usize] > 100);
-    assert!(sum.right > 10 * HISTORIES / 10 && sum.errors > 0 && sum.evictions > 0);
+    assert!(sum.right > histories && sum.errors > 0 && sum.evictions > 0);
+    assert!(sum.mounts > sum.evictions && sum.takeovers > 100, "{sum:?}");
     assert!(sum.punches > 0, "no chunk was evicted");
     assert!(sum.copies > 0, "no chunk came from a sibling");
 }

@@ -17,15 +17,18 @@ pub enum Mutant {
     PunchesBeforeTheBit,
     /// A chunk that rests is never woken.
     ForgetsTheResting,
+    /// A takeover lets those go whose reads the dead fsd owed, before their bytes are there.
+    LetsTheOwedGo,
 }
 
 impl Mutant {
     /// Every one that has to be found.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::RecordsBeforeTheSync,
         Self::DoesNotVerify,
         Self::SetsTheBitBeforeTheBytes,
         Self::PunchesBeforeTheBit,
         Self::ForgetsTheResting,
+        Self::LetsTheOwedGo,
     ];
 }
