@@ -174,7 +174,7 @@ impl Completions {
             match (id, order) {
                 (Some(id), Some(order)) => left.push((id, order)),
                 _ => {
-                    std::fs::remove_file(&path).context(|| format!("remove {}", path.display()))?
+                    std::fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
                 }
             }
         }

@@ -103,7 +103,7 @@ impl Layers {
             match attached {
                 Ok(attached) => found.push(attached),
                 Err(error) => {
-                    found.push((0, Err(Error::new(ErrorKind::Internal, error.to_string()))))
+                    found.push((0, Err(Error::new(ErrorKind::Internal, error.to_string()))));
                 }
             }
         }

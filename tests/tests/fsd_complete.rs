@@ -3,6 +3,8 @@
 //! A load under a rate of one byte a second stands still after its first chunk, so that what ends it or
 //! goes on with it is no matter of speed.
 
+#![allow(clippy::unwrap_used)]
+
 mod fsd_world;
 
 use fsd_world::{LayerShape, World, wait_until};

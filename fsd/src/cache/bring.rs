@@ -108,7 +108,9 @@ fn write_image(image: impl Read, manifest: &Manifest, to: &Path) -> Result<()> {
     let (parts, arriving) = crossbeam_channel::bounded::<Vec<u8>>(QUEUED_PARTS);
     let (decompressed, digest) = std::thread::scope(|scope| {
         let keeper = scope.spawn(move || keep(file, &arriving, to));
-        let decompressed = decompress(image, parts);
+        let decompressed = decompress(image, &parts);
+        // The other thread ends when nothing can come any more.
+        drop(parts);
         (decompressed, keeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     decompressed?;
@@ -119,7 +121,7 @@ fn write_image(image: impl Read, manifest: &Manifest, to: &Path) -> Result<()> {
 }
 
 /// Sends an image part by part, until it ends or nobody takes it.
-fn decompress(mut image: impl Read, parts: Sender<Vec<u8>>) -> Result<()> {
+fn decompress(mut image: impl Read, parts: &Sender<Vec<u8>>) -> Result<()> {
     loop {
         let mut part = Vec::with_capacity(HASH_BYTES);
         let read = image.by_ref().take(HASH_BYTES as u64).read_to_end(&mut part);

@@ -2,7 +2,7 @@
 //!
 //! The layer is put together here from the formats alone, so that a failing builder cannot hide what
 //! fsd does, and the expected bytes of every file are at hand.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use layer::chunk::{BLOCK_BYTES, Chunk, ChunkTable};

@@ -1,5 +1,5 @@
 //! An image daemon in this process over a store in a directory, for tests of builds.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use builder::publish::ImagesPublisher;
 use std::path::Path;
