@@ -82,6 +82,13 @@ impl Address {
         }
         if let Some(endpoint) = &self.endpoint {
             let plain = endpoint.starts_with("http://");
+            if !plain && !endpoint.starts_with("https://") {
+                let text = format!(
+                    "endpoint {endpoint:?} of {} is no http:// or https:// URL",
+                    self.bucket
+                );
+                return Err(Error::invalid(text));
+            }
             builder = builder.with_endpoint(endpoint).with_allow_http(plain);
         }
         if let Some(file) = &self.credentials {
@@ -139,6 +146,18 @@ mod tests {
         std::fs::write(&file, "[default]\naws_access_key_id = a\n").unwrap();
         assert!(credentials_in(&file).is_err());
         assert!(credentials_in(&directory.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn an_endpoint_is_a_url() {
+        let of = |endpoint: &str| {
+            let endpoint = Some(endpoint.to_owned());
+            Address { endpoint, ..Address::parse("b").unwrap() }.client()
+        };
+        assert!(of("http://127.0.0.1:9000").is_ok());
+        assert!(of("https://s3.example.org").is_ok());
+        let error = of("s3.example.org:9000").unwrap_err();
+        assert!(error.to_string().contains("no http:// or https:// URL"), "{error}");
     }
 
     #[test]

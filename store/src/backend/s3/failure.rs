@@ -9,8 +9,16 @@ pub(super) fn failed(context: String, error: &object_store::Error) -> Error {
     Error::new(kind_of(error), context).with_source(said(&error.to_string()))
 }
 
+/// Where the role of a machine or container is asked for, which is what is left when nothing else is set.
+const ROLE_SERVERS: [&str; 2] = ["//169.254.169.254/", "//169.254.170.2/"];
+
 /// One line of what `object_store` tells in many, its causes included: the server's own words where it has any.
 fn said(text: &str) -> String {
+    if ROLE_SERVERS.iter().any(|server| text.contains(server)) {
+        return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a file by `credentials=/path` \
+                (this machine has no role to take them from)"
+            .to_owned();
+    }
     let between = |tag: &str| {
         let (_, rest) = text.split_once(&format!("<{tag}>"))?;
         rest.split_once(&format!("</{tag}>")).map(|(inner, _)| inner)
@@ -63,6 +71,9 @@ mod tests {
         let xml = "Error performing PUT x - 404: <?xml?>\n<Error><Code>NoSuchBucket</Code><Message>Not there</Message></Error>: again";
         assert_eq!(said(xml), "the server said NoSuchBucket: Not there");
         assert_eq!(said("no\nanswer"), "no answer");
+        let role =
+            "Error performing PUT http://169.254.169.254/latest/api/token in 3ms - 403 Forbidden";
+        assert!(said(role).starts_with("no credentials: set AWS_ACCESS_KEY_ID"));
     }
 
     #[test]
