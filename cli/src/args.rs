@@ -8,11 +8,13 @@ mod store;
 mod images;
 mod node;
 mod sandboxes;
+mod sign;
 
 pub use images::*;
 pub use node::*;
 pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
 pub use sandboxes::*;
+pub use sign::*;
 pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
 
 use crate::node::options::FsdOptions;
@@ -134,6 +136,13 @@ pub enum Action {
     Export(Export),
     /// Take in what `export` wrote
     Import(Import),
+    /// Keys to sign with
+    #[command(subcommand)]
+    Key(KeyAction),
+    /// Sign a layer, or an environment with all of its layers
+    Sign(Sign),
+    /// Check that somebody who is trusted has signed a layer or an environment, and show it
+    Verify(Verify),
     /// Rebuild the catalog from the store alone
     Reindex,
     /// Delete from the store what no reference, no history and nobody needs any more

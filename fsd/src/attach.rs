@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use store::Store;
+use store::{Store, Trust};
 
 /// A layer that is served.
 pub struct Live {
@@ -83,6 +83,8 @@ pub struct AttachmentParts {
     pub prefetcher: Prefetcher,
     /// What is recorded.
     pub recorder: Arc<Recorder>,
+    /// Whose signatures are required, if any are.
+    pub trust: Option<Trust>,
 }
 
 /// All attachments of the node.
@@ -171,6 +173,14 @@ impl Attachments {
         *lock(&entry) = Some(live);
     }
 
+    /// Refuses a layer that nobody who is trusted vouches for, where that is required.
+    pub fn admit(&self, id: &LayerId, environment: Option<&EnvId>) -> Result<()> {
+        match &self.parts.trust {
+            Some(trust) => trust.admit_layer(&self.parts.store, id, environment),
+            None => Ok(()),
+        }
+    }
+
     /// Mounts a layer, or counts one more holder of it. Idempotent for a holder. `environment` is what
     /// the holder wants it for, if it knows.
     pub fn attach(
@@ -182,6 +192,10 @@ impl Attachments {
     ) -> Result<Attached> {
         let entry = self.entry(id);
         let mut state = lock(&entry);
+        // Who holds it already was let in before.
+        if !state.as_ref().is_some_and(|live| live.holders.contains(holder)) {
+            self.admit(id, environment.as_ref())?;
+        }
         let served = match state.as_ref() {
             Some(live) => Arc::clone(&live.served),
             None => self.open(id, None)?,
@@ -221,6 +235,11 @@ impl Attachments {
             }
             None => Arc::clone(self.plane(wanted)?),
         };
+        if plane.kind() == PlaneKind::Direct && self.parts.trust.is_some() {
+            let text =
+                "plane direct compares nothing with digests, and signatures are required here";
+            return Err(Error::invalid(text));
+        }
         let mount_path = self.parts.paths.mount(&id);
         if !live.mounted {
             self.mount(live, &plane, &mount_path)?;
@@ -412,10 +431,8 @@ impl Attachments {
             let served = lock(&entry).as_ref().map(|live| Arc::clone(&live.served));
             let Some(served) = served else { continue };
             // The flush may take long: not under the lock of the layer.
-            if !served.is_restless()
-                && let Err(error) = served.fetch().cached().make_durable()
-            {
-                tracing::error!(layer = %id, error = %error.chain(), "write-back failed");
+            if !served.is_restless() {
+                write_back(&served);
             }
             let mut state = lock(&entry);
             let kept = match state.as_mut() {
@@ -429,6 +446,15 @@ impl Attachments {
         lock(&self.layers).retain(|_, entry| {
             Arc::strong_count(entry) > 1 || entry.try_lock().map_or(true, |state| state.is_some())
         });
+    }
+
+    /// The last round: makes durable what was filled, come to a rest or not.
+    pub fn finish(&self) {
+        for (_, entry) in self.snapshot() {
+            let served = lock(&entry).as_ref().map(|live| Arc::clone(&live.served));
+            served.iter().for_each(|served| write_back(served));
+        }
+        self.upkeep();
     }
 
     /// Begins to record what is touched of these layers. Answers those whose reads are not all seen,
@@ -469,6 +495,13 @@ impl Attachments {
                 look(live);
             }
         }
+    }
+}
+
+/// Makes durable what was filled; a failure costs the next start its fetches, and is logged.
+fn write_back(served: &ServedLayer) {
+    if let Err(error) = served.fetch().cached().make_durable() {
+        tracing::error!(layer = %served.id(), error = %error.chain(), "write-back failed");
     }
 }
 

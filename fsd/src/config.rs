@@ -45,6 +45,8 @@ pub struct FsdConfig {
     pub verify_metadata: bool,
     /// Where metrics are served over HTTP, if anywhere.
     pub metrics: Option<std::net::SocketAddr>,
+    /// Attach and export only what one of these has signed; everything when absent.
+    pub trusted_keys: Option<store::TrustedKeys>,
     /// How often filled data is written back and made durable.
     pub sync_interval: Duration,
 }
@@ -67,6 +69,7 @@ impl FsdConfig {
             prefetch_rate: 0,
             verify_metadata: false,
             metrics: None,
+            trusted_keys: None,
             sync_interval: Duration::from_millis(1000),
         }
     }

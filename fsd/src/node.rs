@@ -33,7 +33,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use store::Store;
+use store::{Store, Trust};
 use sys::fanotify::Group;
 
 /// Event numbers are below this, whatever the host would allow: a successor answers each of them.
@@ -161,6 +161,7 @@ impl Node {
             engine: engine.clone(),
             prefetcher,
             recorder: Arc::default(),
+            trust: config.trusted_keys.clone().map(Trust::new),
         })?;
         engine.set_make_room(Arc::clone(&attachments) as Arc<dyn MakeRoom>);
         let paths = config.paths()?;

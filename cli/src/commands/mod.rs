@@ -21,6 +21,7 @@ mod pack;
 mod profile;
 mod run;
 mod sandboxes;
+mod sign;
 mod stats;
 mod transfer;
 mod tree;
@@ -98,6 +99,9 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Export(args) => transfer::export(&scene, args).await,
         Action::Import(args) => transfer::import(&scene, args).await,
         Action::Gc(args) => gc::gc(&scene, &args).await,
+        Action::Key(action) => sign::key(&scene, action),
+        Action::Sign(args) => sign::sign(&scene, args).await,
+        Action::Verify(args) => sign::verify(&scene, args).await,
         Action::Fsd(options) => node::fsd(&scene, &options).await,
         Action::Doctor | Action::Bench(_) | Action::Keeper(_) | Action::Virtiofs(_) => {
             Err(Error::new(ErrorKind::Internal, "a command without a runtime was given one").into())

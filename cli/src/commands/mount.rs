@@ -123,14 +123,17 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
     }
     let mut images = Images::of_node(node);
     let answer = resolve(&mut images, &name).await?;
-    let is_layer = matches!(answer.target, Some(Resolved::LayerId(_)));
+    let environment = match &answer.target {
+        Some(Resolved::EnvId(id)) => id.clone(),
+        _ => Vec::new(),
+    };
     let layers = layer_ids(&answer)?;
     let record = Record { reference: name, dir, layers, writable: args.rw };
     write_record(&place.record, &record)?;
     // At the same time, since nobody hears of the mount before it is kept.
     let (kept, composed) = tokio::join!(
         keep(&mut images, &place, &record.layers),
-        compose(&mut layerfs, &place, &record, wire_plane(args.plane), is_layer)
+        compose(&mut layerfs, &place, &record, wire_plane(args.plane), &environment)
     );
     match kept.and(composed) {
         Ok(plane) => {
@@ -183,13 +186,13 @@ async fn connect_fsd(settings: &Settings) -> Outcome<LayerFsClient<Channel>> {
     Ok(LayerFsClient::new(proto::connect::unix(&settings.fsd_socket()).await?))
 }
 
-/// Attaches the layers and makes the mount of them.
+/// Attaches the layers, of this environment where it is one, and makes the mount of them.
 async fn compose(
     layerfs: &mut LayerFsClient<Channel>,
     place: &Place,
     record: &Record,
     plane: v1::Plane,
-    is_layer: bool,
+    environment: &[u8],
 ) -> Outcome<v1::Plane> {
     let (mut paths, mut used) = (Vec::new(), plane);
     for layer in &record.layers {
@@ -197,7 +200,7 @@ async fn compose(
             layer_id: layer.0.to_vec(),
             holder: place.holder.clone(),
             plane: plane.into(),
-            ..AttachRequest::default()
+            env_id: environment.to_vec(),
         };
         let attached = layerfs.attach(request).await?.into_inner();
         used = attached.plane();
@@ -207,7 +210,7 @@ async fn compose(
     match &paths[..] {
         [] => return Err(Error::invalid(format!("{} has no layers", record.reference)).into()),
         // One layer of an environment may hold whiteouts, but there is nothing below to hide.
-        [only] if !record.writable && (is_layer || record.layers.len() == 1) => {
+        [only] if !record.writable => {
             let attributes = Attributes { read_only: true, ..HARMLESS };
             sys::mount::bind(only, &record.dir, attributes, Recursive::No).context(name)?;
         }

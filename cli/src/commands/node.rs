@@ -193,6 +193,7 @@ pub async fn fsd(scene: &Scene, options: &FsdOptions) -> Outcome {
         signal(SignalKind::terminate()).map_err(|error| Error::io("listen for signals", error))?;
     let mut config = fsd::FsdConfig::new(scene.settings.data(), scene.settings.store_url());
     options.apply(&mut config);
+    config.trusted_keys = options.trusted(&scene.settings)?;
     let ended = fsd::run(config, async move {
         terminate.recv().await;
     })

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use store::backend::archive::Archive;
-use store::{Framings, Key, Store};
+use store::{Framings, Key, Store, signatures_of};
 use tonic::transport::Channel;
 
 /// Targets under one publish.
@@ -228,7 +228,7 @@ impl Transfer<'_> {
             return Ok(());
         }
         match target {
-            Target::Layer(id) => self.layer(id),
+            Target::Layer(id) => self.layer(id)?,
             Target::Environment(id) => {
                 let environment = self.source.read_environment(id)?;
                 for layer in &environment.layers {
@@ -239,9 +239,12 @@ impl Transfer<'_> {
                 }
                 self.publisher.commit_environment(&environment.canonical())?;
                 self.state.done.environments += 1;
-                Ok(())
             }
         }
+        for name in self.source.backend().list(&signatures_of(target), None, ASK)? {
+            self.object(&name)?;
+        }
+        Ok(())
     }
 
     fn layer(&mut self, id: &LayerId) -> Result<()> {

@@ -91,9 +91,20 @@ impl Process {
 
     /// Whether it was started for this store; [`own_command`] says so on its command line.
     fn serves(&self, settings: &Settings) -> bool {
+        self.told("--store").as_deref() == Some(settings.store_url().as_bytes())
+    }
+
+    /// Whether it requires the signatures that this node requires.
+    fn trusts(&self, options: &FsdOptions) -> bool {
+        self.told("--require-signature").as_deref()
+            == options.require_signature.as_ref().map(String::as_bytes)
+    }
+
+    /// What stands behind a word of its command line.
+    fn told(&self, name: &str) -> Option<Vec<u8>> {
         let line = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        let mut words = line.split(|byte| *byte == 0).skip_while(|word| *word != b"--store");
-        words.nth(1) == Some(settings.store_url().as_bytes())
+        let mut words = line.split(|byte| *byte == 0).skip_while(|word| *word != name.as_bytes());
+        words.nth(1).map(<[u8]>::to_vec)
     }
 
     fn is_this_program(&self) -> bool {
@@ -132,12 +143,19 @@ impl Daemon {
     /// Adopts or starts fsd and answers when its socket accepts.
     pub async fn start(settings: &Settings, options: &FsdOptions) -> Result<Self> {
         let mut process = match Process::adopt(settings).await {
-            Some(process) if process.serves(settings) && process.is_this_program() => {
+            Some(process)
+                if process.serves(settings)
+                    && process.is_this_program()
+                    && process.trusts(options) =>
+            {
                 tracing::info!("adopted the running fsd");
                 process
             }
             Some(process) if process.serves(settings) => {
-                tracing::info!(pid = process.pid, "an fsd of another program makes way");
+                tracing::info!(
+                    pid = process.pid,
+                    "an fsd of another program, or with other keys, makes way"
+                );
                 terminate(process).await;
                 Process::spawn(settings, options)?
             }

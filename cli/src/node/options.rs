@@ -5,11 +5,14 @@
 
 use crate::args::plane;
 use crate::quantity;
+use crate::settings::Settings;
 use clap::Args;
 use fsd::PlaneKind;
+use layer::Result;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::time::Duration;
+use store::TrustedKeys;
 
 /// Settings of the daemon.
 #[derive(Debug, Clone, Default, Args)]
@@ -38,9 +41,20 @@ pub struct FsdOptions {
     /// Serve metrics in the format of Prometheus at http://ADDR/metrics, for example 127.0.0.1:9464
     #[arg(long, value_name = "ADDR", env = "LAMELLA_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Let in only what one of these has signed: a file with public keys, or a directory of files that end
+    /// in .pub [default: DATA/trusted-keys, where it exists]
+    #[arg(long, value_name = "KEYS", env = "LAMELLA_REQUIRE_SIGNATURE")]
+    pub require_signature: Option<String>,
 }
 
 impl FsdOptions {
+    /// Reads the keys that are trusted, where signatures are required.
+    pub fn trusted(&self, settings: &Settings) -> Result<Option<TrustedKeys>> {
+        let usual = settings.data().join("trusted-keys");
+        let usual = usual.exists().then(|| usual.to_string_lossy().into_owned());
+        self.require_signature.clone().or(usual).map(|place| TrustedKeys::load(&place)).transpose()
+    }
+
     /// The same settings as words of a command line.
     pub fn words(&self) -> Vec<OsString> {
         let sizes = [
@@ -53,11 +67,13 @@ impl FsdOptions {
         let deadline = self.full_disk_deadline.map(|time| format!("{}ms", time.as_millis()));
         let deadline = deadline.map(|time| ("--full-disk-deadline", time));
         let metrics = self.metrics.map(|address| ("--metrics", address.to_string()));
+        let keys = self.require_signature.clone().map(|keys| ("--require-signature", keys));
         let plane = self.plane.map(|plane| ("--plane", plane.to_string()));
         let mut words: Vec<OsString> = sizes
             .chain(deadline)
             .chain(metrics)
             .chain(plane)
+            .chain(keys)
             .flat_map(|(name, value)| [name.into(), value.into()])
             .collect();
         words.extend(self.verify_metadata.then(|| "--verify-metadata".into()));
@@ -94,11 +110,13 @@ mod tests {
     #[test]
     fn what_up_is_told_reaches_the_daemon() {
         let line = "x --cache-size 10G --cache-low 8G --full-disk-deadline 250ms --verify-metadata \
-                    --metrics 127.0.0.1:9464 --plane fuse --prefetch-rate 50M";
+                    --metrics 127.0.0.1:9464 --plane fuse --prefetch-rate 50M --require-signature /keys";
         let Line { options } = Line::parse_from(line.split_whitespace());
         let words = std::iter::once(OsString::from("x")).chain(options.words());
         let mut config = fsd::FsdConfig::new("/d", "/s");
-        Line::parse_from(words).options.apply(&mut config);
+        let handed = Line::parse_from(words).options;
+        handed.apply(&mut config);
+        assert_eq!(handed.require_signature.as_deref(), Some("/keys"));
         let limit = config.cache_limit.unwrap();
         assert_eq!((limit.high_bytes, limit.low_bytes), (10 << 30, 8 << 30));
         assert_eq!(config.full_disk_deadline, Duration::from_millis(250));

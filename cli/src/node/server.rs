@@ -28,13 +28,15 @@ use crate::node::{log, owners};
 use crate::output::{Output, write_out};
 use crate::settings::Settings;
 use layer::layer_file::LayerFile;
-use layer::{Error, ErrorKind, LayerId, Result};
+use layer::reference::Target;
+use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::v1::ListRequest;
+use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::sandboxes_client::SandboxesClient;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use store::Store;
+use store::{Store, Trust};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Channel;
@@ -142,10 +144,15 @@ impl Node {
         let catalog =
             catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
         catalog.keep_to_the_end();
+        let trusted = options.trusted(settings)?;
+        // fsd gets the keys themselves, so that both trust the same ones whatever becomes of the files.
+        let require_signature = trusted.as_ref().map(ToString::to_string);
+        let options = &FsdOptions { require_signature, ..options.clone() };
         let Opened { store, images } = embed::open_images(settings).await?;
         let daemon = Daemon::start(settings, options).await?;
         let leases = NodeLeases::new(images.clone(), settings.data());
-        let runtime = match open_runtime(settings, &images, &leases, store).await {
+        let trust = trusted.map(Trust::new);
+        let runtime = match open_runtime(settings, &images, &leases, store, trust).await {
             Ok(runtime) => runtime,
             Err(error) => {
                 daemon.finish().await?;
@@ -237,14 +244,28 @@ impl runtime::LayerFiles for StoredLayers {
 
 /// Names for the runtime, without a call.
 #[derive(Debug)]
-struct PublishedNames(imaged::Service, NodeLeases);
+struct PublishedNames {
+    images: imaged::Service,
+    leases: NodeLeases,
+    store: Arc<Store>,
+    /// Where signatures are required.
+    trust: Option<Trust>,
+}
 
 impl runtime::Names for PublishedNames {
     fn resolve(&self, name: &str) -> Result<proto::v1::ResolveResponse> {
-        let resolved = self.0.resolve(name)?;
+        let resolved = self.images.resolve(name)?;
+        if let Some(trust) = &self.trust {
+            let subject = match &resolved.target {
+                Some(Resolved::EnvId(id)) => Target::Environment(EnvId::from_slice(id)?),
+                Some(Resolved::LayerId(id)) => Target::Layer(LayerId::from_slice(id)?),
+                None => return Err(Error::not_found("the name points to nothing")),
+            };
+            trust.admit(&self.store, &subject).context(|| format!("{name} is refused"))?;
+        }
         let layers = resolved.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
         // What is about to be attached must not be collected meanwhile.
-        self.1.hold(&layers.collect::<Result<Vec<_>>>()?)?;
+        self.leases.hold(&layers.collect::<Result<Vec<_>>>()?)?;
         Ok(resolved)
     }
 }
@@ -254,13 +275,19 @@ async fn open_runtime(
     images: &imaged::Service,
     leases: &NodeLeases,
     store: Arc<Store>,
+    trust: Option<Trust>,
 ) -> Result<runtime::Service> {
     let mut config = runtime::RuntimeConfig::new(
         settings.data().to_owned(),
         proto::connect::in_process(images.routes()).await?,
         proto::connect::unix_lazy(&settings.fsd_socket()),
     );
-    config.names = Some(Arc::new(PublishedNames(images.clone(), leases.clone())));
+    config.names = Some(Arc::new(PublishedNames {
+        images: images.clone(),
+        leases: leases.clone(),
+        store: Arc::clone(&store),
+        trust,
+    }));
     config.layer_files = Some(Arc::new(StoredLayers(store)));
     runtime::Service::open(config).await
 }

@@ -18,6 +18,7 @@ mod remote;
 #[path = "../../../store/tests/places/s3.rs"]
 mod s3;
 mod sandboxes;
+mod signing;
 mod storage;
 mod store_care;
 mod upgrade;

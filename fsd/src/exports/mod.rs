@@ -123,6 +123,9 @@ impl Exports {
         if holder.is_empty() {
             return Err(Error::invalid("a holder without a name"));
         }
+        if !self.attachments.is_held(id) {
+            self.attachments.admit(id, None)?;
+        }
         let mut exports = lock(&self.exports);
         let export = match exports.entry(*id) {
             Entry::Occupied(export) => export.into_mut(),
