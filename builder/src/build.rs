@@ -87,8 +87,7 @@ pub fn build(
 ) -> Result<Built> {
     options.chunking.check()?;
     progress.phase(Phase::Index, 0, 0);
-    let Loaded { layers, config, documents } =
-        source.load(options, &FewNotices::of(progress))?;
+    let Loaded { layers, config, documents } = source.load(options, &FewNotices::of(progress))?;
     let mut built = Vec::with_capacity(layers.len());
     for loaded in layers {
         built.push(build_loaded(loaded, publisher, options, progress)?);
@@ -363,11 +362,7 @@ pub fn publish_environment(
 }
 
 /// Publishes the environment of everything that was built, with `config` to run in it.
-pub fn publish_built(
-    built: &Built,
-    config: RunConfig,
-    publisher: &dyn Publisher,
-) -> Result<EnvId> {
+pub fn publish_built(built: &Built, config: RunConfig, publisher: &dyn Publisher) -> Result<EnvId> {
     commit(&Environment::new(built.layer_ids(), config)?.with_image(built.image), publisher)
 }
 

@@ -29,7 +29,7 @@ impl Dice {
     }
 
     pub(super) fn one_in(&mut self, count: u64) -> bool {
-        self.next() % count == 0
+        self.next().is_multiple_of(count)
     }
 }
 
