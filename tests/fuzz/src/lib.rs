@@ -37,4 +37,5 @@ pub const TARGETS: &[Target] = &[
     targets::documents::ENVIRONMENT,
     targets::documents::REFERENCE,
     targets::documents::PROFILE,
+    targets::documents::SIGNATURE,
 ];

@@ -1,11 +1,13 @@
-//! Environments, references and access profiles.
+//! Environments, references, access profiles and signatures.
 
 use crate::Target;
 use crate::seal::{sealed, unsealed};
 use layer::environment::{Environment, RunConfig};
 use layer::profile::{Profile, Run, Touch};
 use layer::reference::{Reference, ReferenceEntry, Target as Named};
-use layer::{EnvId, LayerId};
+use layer::signature::{DOMAIN, Signature, Statement};
+use layer::{EnvId, KeyId, LayerId, SignatureBytes};
+use std::collections::BTreeMap;
 
 /// An environment document.
 pub const ENVIRONMENT: Target = Target {
@@ -94,5 +96,35 @@ pub const PROFILE: Target = Target {
             unsealed(Profile::new(runs[..1].to_vec()).encode()),
             unsealed(Profile::new(runs).encode()),
         ]
+    },
+};
+
+/// A signature, and a file of public keys.
+pub const SIGNATURE: Target = Target {
+    name: "signature",
+    run: |data| {
+        if let Ok(signature) = Signature::decode(data) {
+            assert_eq!(signature.encode(), data, "only the canonical form is taken");
+            let message = signature.statement.message();
+            assert!(message.starts_with(DOMAIN) && message.len() < DOMAIN.len() + data.len());
+        }
+        let text = String::from_utf8_lossy(data);
+        for key in store::public_keys(&text).into_iter().flatten() {
+            let again = store::public_keys(&store::public_pem(&key));
+            assert_eq!(again.ok().as_deref(), Some(&[key][..]));
+        }
+    },
+    seeds: || {
+        let claims = BTreeMap::from([("commit".to_owned(), "b\u{e9}".to_owned())]);
+        let subjects = [Named::Layer(LayerId([1; 32])), Named::Environment(EnvId([2; 32]))];
+        let statements =
+            subjects.map(|subject| Statement::new(subject, KeyId([3; 32]), 7, claims.clone()));
+        let signatures = statements.into_iter().flatten();
+        let mut seeds: Vec<Vec<u8>> = signatures
+            .map(|statement| statement.signed(SignatureBytes([4; 64])).encode())
+            .collect();
+        let keys = [KeyId([5; 32]), KeyId([6; 32])].map(|key| store::public_pem(&key));
+        seeds.push(keys.join("for people\n").into_bytes());
+        seeds
     },
 };
