@@ -114,7 +114,7 @@ fn bad_input_is_one_clear_line_and_exit_code_one() {
     world.line("tree nope").fails(1, "env/nope:latest");
     world.line("build /nonexistent.tar -t base/x:1").fails(1, "/nonexistent.tar");
     world.line("build /etc -t bad").fails(2, "base/bad, workspace/bad, toolkit/bad");
-    world.line("build docker://host/repo -t base/x:1").fails(1, "docker://host/repo");
+    world.line("build docker://127.0.0.1:1/repo -t base/x:1").fails(1, "docker://127.0.0.1:1/repo");
     world.line("env create e:1 --layer base/nope:1").fails(1, "base/nope:1");
     world.line("--store ftp://host/x ls").fails(1, "ftp");
     world.line("--store /proc/nothing/here ls").fails(1, "/proc/nothing/here");
