@@ -121,7 +121,7 @@ pub enum Action {
     /// Keep a layer, or every layer of an environment, in the node cache
     Pin(Pin),
     /// Let a pinned layer be evicted again
-    Unpin(Pin),
+    Unpin(Named),
     /// Check the store, or one layer or environment on it, or the node's cache
     Fsck(Fsck),
     /// Lay the plain data of a layer on the store, so that hosts mount it without a daemon

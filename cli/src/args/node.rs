@@ -20,7 +20,7 @@ pub struct Up {
     pub fsd: FsdOptions,
 }
 
-/// `pin` and `unpin`
+/// `pin`
 #[derive(Debug, Args)]
 pub struct Pin {
     /// KIND/NAME:TAG, NAME:TAG of an environment, or an id

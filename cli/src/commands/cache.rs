@@ -5,7 +5,7 @@
 
 use super::images::{layer_ids, resolve};
 use super::{Scene, blocking, named};
-use crate::args::{Fsck, Pin};
+use crate::args::Fsck;
 use crate::embed;
 use crate::errors::{Outcome, Remedy};
 use crate::node::start;
@@ -69,8 +69,8 @@ struct Pinned {
 }
 
 /// `pin` and `unpin`
-pub async fn pin(scene: &Scene, args: &Pin, pinned: bool) -> Outcome {
-    let name = named(&args.reference)?;
+pub async fn pin(scene: &Scene, reference: &str, pinned: bool, load_all: bool) -> Outcome {
+    let name = named(reference)?;
     let node = start::connect(&scene.settings, start::Lifetime::UntilDown, scene.out).await?;
     let mut images = embed::Images::of_node(node);
     let ids = layer_ids(&resolve(&mut images, &name).await?)?;
@@ -79,7 +79,7 @@ pub async fn pin(scene: &Scene, args: &Pin, pinned: bool) -> Outcome {
     for id in ids {
         let request = PinRequest { layer_id: id.as_bytes().to_vec(), pinned };
         let changed = client.pin(request).await?.into_inner().changed;
-        let loaded_bytes = match pinned && args.load {
+        let loaded_bytes = match load_all {
             true => load(scene, &id, 0).await?.fetched_bytes,
             false => 0,
         };

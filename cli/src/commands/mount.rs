@@ -2,7 +2,8 @@
 //!
 //! One layer is a bind mount of what fsd attached; several, or `--rw`, are an overlay over them. Each
 //! mount has a record, `run/mounts/<digest of the directory>.json`, written before anything is attached
-//! and removed after everything is detached.
+//! and removed after everything is detached. Of several commands for one directory one works and the others
+//! wait, by a lock beside the record.
 //!
 //! CRASH: a record without a mount is what a killed command leaves; the next `mount` at that directory,
 //! `umount` or `down` takes back what it names.
@@ -12,6 +13,7 @@ use super::{Scene, named};
 use crate::args::{Mount, Umount};
 use crate::embed::Images;
 use crate::errors::{Failure, Outcome, Remedy};
+use crate::node::lock::{self, Exclusive};
 use crate::node::start::{self, Lifetime};
 use crate::output::Output;
 use crate::settings::{Settings, private_folder};
@@ -48,6 +50,7 @@ const NOTICED_MS: u64 = 15 * 60 * 1000;
 /// Where the pieces of a mount are kept.
 struct Place {
     record: PathBuf,
+    lock: PathBuf,
     scratch: PathBuf,
     holder: String,
 }
@@ -57,9 +60,20 @@ impl Place {
         let key = Digest::of(dir.as_os_str().as_bytes()).short();
         Self {
             record: settings.run("mounts").join(format!("{key}.json")),
+            lock: settings.run("mounts").join(format!("{key}.lock")),
             scratch: settings.data().join("mounts").join(&key),
             holder: format!("mount-{key}"),
         }
+    }
+
+    /// Waits for whoever else changes what is mounted there.
+    async fn hold(&self) -> Outcome<Exclusive> {
+        let path = self.lock.clone();
+        let held = super::blocking(move || {
+            path.parent().map_or(Ok(()), private_folder)?;
+            lock::exclusive(&path)
+        });
+        Ok(held.await??)
     }
 }
 
@@ -108,11 +122,15 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
         .remedy(|error| {
             (error.kind() == ErrorKind::NotFound).then(|| "create the directory first".into())
         })?;
-    if !dir.is_dir() {
+    let found = std::fs::metadata(&dir)
+        .context(|| format!("mount at {}", dir.display()))
+        .remedy(|_| Some("`lamella umount` takes back a mount whose daemon died".to_owned()))?;
+    if !found.is_dir() {
         return Err(Error::invalid(format!("{} is no directory", dir.display())).into());
     }
     let node = start::connect(&scene.settings, Lifetime::UntilDown, scene.out).await?;
     let place = Place::of(&scene.settings, &dir);
+    let _lock = place.hold().await?;
     let mut layerfs = connect_fsd(&scene.settings).await?;
     if let Some(old) = read_record(&place.record)? {
         if is_mounted(&dir)? {
@@ -282,6 +300,8 @@ pub async fn umount(scene: &Scene, args: &Umount) -> Outcome {
     let dir =
         std::fs::canonicalize(&args.dir).context(|| format!("unmount {}", args.dir.display()))?;
     let place = Place::of(&scene.settings, &dir);
+    // Where nothing was ever mounted nothing is made.
+    let _lock = if place.record.exists() { Some(place.hold().await?) } else { None };
     let Some(record) = read_record(&place.record)? else {
         let text = format!("{} is no mount of {}", dir.display(), scene.settings.data().display());
         return Err(Error::not_found(text))
@@ -323,7 +343,10 @@ fn records(settings: &Settings) -> Vec<Record> {
 pub async fn unmount_all(settings: &Settings, out: Output) -> Outcome {
     for record in records(settings) {
         let place = Place::of(settings, &record.dir);
-        unmount(settings, out, &place, &record).await?;
+        let _lock = place.hold().await?;
+        if let Some(record) = read_record(&place.record)? {
+            unmount(settings, out, &place, &record).await?;
+        }
     }
     Ok(())
 }

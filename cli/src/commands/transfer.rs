@@ -9,7 +9,7 @@ use super::images::{point, resolve};
 use super::{Scene, named};
 use crate::args::{CopyStore, Export, Import};
 use crate::embed;
-use crate::errors::{Failure, Outcome};
+use crate::errors::{Failure, Outcome, Remedy};
 use crate::quantity::show_bytes;
 use builder::publish::{EncodedChunk, ImagesPublisher, Publisher};
 use layer::pack::PackEntry;
@@ -121,6 +121,11 @@ pub async fn export(scene: &Scene, args: Export) -> Outcome {
     scene.out.result(&copied, || copied.lines(&args.file.display().to_string()))
 }
 
+fn copied_badly(error: &Error) -> Option<String> {
+    (error.kind() == ErrorKind::Corrupt)
+        .then(|| "bring the file anew from where it was written".into())
+}
+
 /// `import`
 pub async fn import(scene: &Scene, args: Import) -> Outcome {
     let path = args.file.clone();
@@ -141,12 +146,13 @@ pub async fn import(scene: &Scene, args: Import) -> Outcome {
         }
         Ok((source, wanted))
     })
-    .await??;
+    .await?
+    .remedy(copied_badly)?;
     let images = embed::images(&scene.settings, scene.out).await?;
     let url = images.store_url(&scene.settings)?;
     let store = super::blocking(move || Store::open(store::open(&url)?)).await??;
     let there = Destination { store: Arc::new(store), channel: images.channel.clone() };
-    let copied = transfer(&source, there, wanted).await?;
+    let copied = transfer(&source, there, wanted).await.remedy(copied_badly)?;
     scene.out.result(&copied, || copied.lines(&args.file.display().to_string()))
 }
 

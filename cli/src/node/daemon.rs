@@ -19,6 +19,7 @@ use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{DrainRequest, StatsRequest};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -248,13 +249,22 @@ async fn await_socket(settings: &Settings, process: &mut Process) -> Result<()> 
         }
         tokio::select! {
             how = process.ended() => {
-                let context = format!("fsd ended at its start ({how}); see {}", log.display());
-                return Err(Error::new(ErrorKind::Unavailable, context));
+                return Err(Error::new(ErrorKind::Unavailable, last_words(&log, &how)));
             }
             () = tokio::time::sleep(RETRY) => {}
         }
     }
     Ok(())
+}
+
+/// Why an fsd ended at its start: what it said last, or where it may be read.
+fn last_words(log: &Path, how: &str) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().last().and_then(|line| line.strip_prefix("lamella: ")) {
+        Some(said) => format!("fsd does not start: {said}"),
+        None => format!("fsd ended at its start ({how}); see {}", log.display()),
+    }
 }
 
 /// Restarts fsd until told to stop; gives back the process that is alive then.

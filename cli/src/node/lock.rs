@@ -1,12 +1,13 @@
 //! Who owns a data directory, and who uses its node.
 //!
-//! Three files below `run/`, each locked with flock(2), which the kernel releases when its holder dies,
-//! however it dies:
+//! Files below `run/`, each locked with flock(2), which the kernel releases when its holder dies, however it
+//! dies:
 //! - `node.lock`: held by the one node process; its content is the node's pid and store.
 //! - `catalog.lock`: held by the one process that has the catalog open, a node or an embedded command.
 //! - `users.lock`: held *shared* by every command that talks to a node, for as long as it runs. A node
 //!   that is to end with its last user takes it exclusively first, so that no command can find a node
 //!   that is about to go.
+//! - `mounts/<digest of a directory>.lock`: held by the one command that changes what is mounted there.
 //!
 //! What survives a crash: the files, with no lock on them. Their content is only read while the lock is
 //! held by somebody.
@@ -113,6 +114,13 @@ pub fn shared(path: &Path) -> Result<Shared> {
     let file = open(path)?;
     file.lock_shared().context(|| format!("lock {}", path.display()))?;
     Ok(Shared { _file: file })
+}
+
+/// Waits until no process has the lock, shared or exclusive, and takes it.
+pub fn exclusive(path: &Path) -> Result<Exclusive> {
+    let file = open(path)?;
+    file.lock().context(|| format!("lock {}", path.display()))?;
+    Ok(Exclusive { _file: file })
 }
 
 /// Takes the lock if no process has it, shared or exclusive.

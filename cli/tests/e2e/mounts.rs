@@ -169,6 +169,34 @@ fn down_keep_leaves_mounts_to_the_next_node() {
 }
 
 #[test]
+fn commands_that_race_for_a_directory_take_turns() {
+    let mount = Mountable::mounted();
+    let (world, at) = (&mount.world, mount.at());
+    std::thread::scope(|scope| {
+        for racer in 0..4 {
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let arguments: &[&str] = match (racer + round) % 2 {
+                        0 => &["umount", at],
+                        _ => &["mount", "base/x:1", at],
+                    };
+                    let done = world.run(arguments);
+                    let known = ["is mounted", "is no mount of"];
+                    let refused = known.iter().any(|text| done.err.contains(text));
+                    assert!(done.code == 0 || refused, "{}", done.err);
+                }
+            });
+        }
+    });
+    let _ = world.run(&["mount", "base/x:1", at]);
+    mount.serves();
+    mount.umount().ok();
+    assert_eq!(fs::read_dir(&mount.dir).unwrap().count(), 0, "a mount is left below");
+    world.line("down").ok();
+    world.nothing_is_left();
+}
+
+#[test]
 fn logs_in_files_have_no_colours() {
     let mount = Mountable::mounted();
     kill(mount.fsd_pid(), 9);

@@ -45,6 +45,22 @@ fn a_mount_and_a_sandbox_have_the_plane_that_is_asked_for() {
 }
 
 #[test]
+fn a_node_that_is_to_have_a_missing_plane_says_so() {
+    let world = world();
+    let planes = world.line("doctor --json").ok().json()["planes"].clone();
+    let missing = planes.as_array().unwrap().iter().find(|plane| plane["available"] == false);
+    // `direct` hangs on the store and is no node's plane.
+    let Some(missing) =
+        missing.and_then(|plane| plane["name"].as_str()).filter(|name| *name != "direct")
+    else {
+        return;
+    };
+    let said = format!("this host has no plane {missing}");
+    world.run(&["up", "--plane", missing]).fails(1, &said);
+    world.nothing_is_left();
+}
+
+#[test]
 fn a_node_has_the_plane_that_its_environment_names() {
     let world = world();
     let at = world.mount_point();
