@@ -156,7 +156,10 @@ pub(super) fn verify_file(path: &Path, digest: &Digest) -> Result<()> {
         hasher.update(&buffer[..bytes]);
     }
     if hasher.finalize().as_bytes() != digest.as_bytes() {
-        return Err(Error::corrupt(format!("digest of {}", path.display())));
+        return Err(Error::corrupt(format!(
+            "{} has other bytes than its digest says",
+            path.display()
+        )));
     }
     Ok(())
 }
