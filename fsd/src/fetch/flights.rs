@@ -12,8 +12,8 @@
 
 use super::waiter::{Class, Failure, Waiter};
 use layer::location::{Locations, Placement};
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -80,11 +80,12 @@ const MAX_LOOK: usize = 256;
 /// The flights of one layer.
 #[derive(Debug, Default)]
 pub struct Flights {
-    map: Mutex<HashMap<usize, Flight>>,
+    /// In order, so that a read looks only at those that are on their way around its chunk.
+    map: Mutex<BTreeMap<usize, Flight>>,
 }
 
 impl Flights {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Flight>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Flight>> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,16 +153,15 @@ impl Flights {
             && !alone
         {
             let (mut start, mut end) = (own.offset, end_of(&own));
-            let wanted = |index: usize| {
-                let flight = flights.get(&index)?;
+            // What is not wanted may lie anywhere, and bytes between two that are may be skipped.
+            let wanted = |(index, flight): (&usize, &Flight)| {
                 let takes = flight.state == State::Queued && !flight.history.reread;
                 let more = if flight.class <= class { reach.bytes } else { reach.extra_bytes };
-                takes.then_some(more)
+                let place = locations.placements.get(*index).copied().flatten()?;
+                takes.then_some((*index, place, more))
             };
-            for index in (chunk + 1..locations.placements.len()).take(MAX_LOOK) {
-                // What is not wanted may lie anywhere, and bytes between two that are may be skipped.
-                let Some(longest) = wanted(index) else { continue };
-                let Some(next) = locations.placements[index] else { continue };
+            let after = flights.range(chunk + 1..=chunk.saturating_add(MAX_LOOK));
+            for (index, next, longest) in after.filter_map(wanted) {
                 if next.pack != own.pack || next.offset < end || next.offset - end > reach.gap_bytes
                 {
                     break;
@@ -172,9 +172,8 @@ impl Flights {
                 end = end_of(&next);
                 chunks.push_back(index);
             }
-            for index in (0..chunk).rev().take(MAX_LOOK) {
-                let Some(longest) = wanted(index) else { continue };
-                let Some(before) = locations.placements[index] else { continue };
+            let ahead = flights.range(chunk.saturating_sub(MAX_LOOK)..chunk).rev();
+            for (index, before, longest) in ahead.filter_map(wanted) {
                 let stop = end_of(&before);
                 if before.pack != own.pack || stop > start || start - stop > reach.gap_bytes {
                     break;

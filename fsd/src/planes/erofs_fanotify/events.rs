@@ -2,11 +2,13 @@
 //! answer it.
 //!
 //! A thread that has a miss reads the first part itself while another thread keeps taking events; so
-//! a lone cold read wakes nobody, and hits never wait behind a fetch.
+//! a lone cold read wakes nobody, and hits never wait behind a fetch. The kernel wakes one thread an event
+//! ([`Turn`]).
 //!
 //! Locking: none. Every event is owned by exactly one closure or thread until it is answered; its
 //! journal slot goes with it.
 
+use super::turn::Turn;
 use crate::fetch::{Engine, Failure, Met, spawn};
 use crate::journal::{FileKey, Journal, Slot};
 use crate::served::{Registry, ServedLayer};
@@ -39,7 +41,8 @@ pub struct Events {
     registry: Arc<Registry>,
     engine: Engine,
     counters: Arc<EventCounters>,
-    reading: AtomicUsize,
+    /// Threads that wait for an event or take one.
+    idle: AtomicUsize,
 }
 
 impl Events {
@@ -52,37 +55,43 @@ impl Events {
         counters: Arc<EventCounters>,
         threads: usize,
     ) -> Result<()> {
-        let reading = AtomicUsize::new(0);
-        let events = Arc::new(Self { group, journal, registry, engine, counters, reading });
+        let idle = AtomicUsize::new(0);
+        let events = Arc::new(Self { group, journal, registry, engine, counters, idle });
         for index in 0..threads.max(2) {
             let events = Arc::clone(&events);
-            spawn(&format!("events-{index}"), move || events.run())?;
+            let turn = Turn::of(&events.group)?;
+            spawn(&format!("events-{index}"), move || events.run(&turn))?;
         }
         Ok(())
     }
 
-    fn run(&self) {
+    fn run(&self, turn: &Turn) {
         loop {
-            if let Err(error) = self.take_one() {
+            if let Err(error) = self.take_one(turn) {
                 tracing::error!(error = %error.chain(), "take an event");
                 std::thread::sleep(ERROR_PAUSE);
             }
         }
     }
 
-    fn take_one(&self) -> Result<()> {
-        let slot = self.journal.take()?;
-        let record = slot.arm()?;
-        self.reading.fetch_add(1, Ordering::AcqRel);
-        let taken = self.group.read_into(record);
-        let others = self.reading.fetch_sub(1, Ordering::AcqRel) - 1;
+    fn take_one(&self, turn: &Turn) -> Result<()> {
+        self.idle.fetch_add(1, Ordering::AcqRel);
+        let taken = turn.wait().and_then(|()| self.read());
+        let others = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+        let (taken, slot) = taken?;
         match taken {
-            Ok(Taken::Event(event)) => self.serve(event, slot, others > 0),
-            Ok(Taken::Overflow) => tracing::error!("the event queue overflowed"),
-            Ok(Taken::Nothing) => {}
-            Err(error) => return Err(layer::Error::io("read the fanotify group", error)),
+            Taken::Event(event) => self.serve(event, slot, others > 0),
+            Taken::Overflow => tracing::error!("the event queue overflowed"),
+            Taken::Nothing => {}
         }
         Ok(())
+    }
+
+    fn read(&self) -> Result<(Taken, Slot)> {
+        let slot = self.journal.take()?;
+        let taken = self.group.read_into(slot.arm()?);
+        let taken = taken.map_err(|error| layer::Error::io("read the fanotify group", error))?;
+        Ok((taken, slot))
     }
 
     fn serve(&self, mut event: Event, slot: Slot, may_fill: bool) {

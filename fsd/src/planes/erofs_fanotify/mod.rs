@@ -9,6 +9,7 @@
 // INVARIANT: a marked file has a quiet descriptor with the keepers, so any successor can fill it.
 
 pub mod events;
+mod turn;
 
 use super::{Plane, PlaneKind, mounting};
 use crate::keeper::Keepers;
