@@ -76,7 +76,7 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
         completions.break_off();
     };
     proto::connect::serve_unix(&paths.socket(), service.routes(), ended).await?;
-    let flush = tokio::task::spawn_blocking(move || node.attachments.upkeep());
+    let flush = tokio::task::spawn_blocking(move || node.attachments.finish());
     flush
         .await
         .map_err(|error| Error::new(ErrorKind::Internal, "the last flush died").with_source(error))

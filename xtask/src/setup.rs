@@ -31,13 +31,13 @@ const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 /// Where the guests' kernel is unpacked: tests look for it there.
 const KERNEL_FOLDER: &str = "/var/cache/lamella/guest/linux";
 
-/// Installs what is missing.
-pub fn run() -> Outcome {
-    packages()?;
 /// The S3 server of tests, from PyPI, in a virtual environment of its own: tests look for it there.
 const S3_SERVER: &str = "moto[server]==5.2.5";
 const S3_FOLDER: &str = "/var/cache/lamella/s3-server";
 
+/// Installs what is missing.
+pub fn run() -> Outcome {
+    packages()?;
     guest_kernel()?;
     s3_server()
 }
