@@ -571,7 +571,12 @@ const CASES: &[Case] = &[
     Case {
         name: "something else than an archive is refused",
         archive: || b"#!/bin/sh\necho this is no archive\n".repeat(40),
-        outcome: Refused(ErrorKind::Corrupt, "not a tar header"),
+        outcome: Refused(ErrorKind::Invalid, "no archive that is known"),
+    },
+    Case {
+        name: "an empty file is refused, not taken for an archive without entries",
+        archive: Vec::new,
+        outcome: Refused(ErrorKind::Invalid, "no bytes, so no archive"),
     },
     Case {
         name: "kinds of compression that cannot be read are named",

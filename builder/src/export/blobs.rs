@@ -6,7 +6,7 @@ use super::tar::Tape;
 use crate::source::blob::{Hasher, wrong_digest};
 use layer::{Context, Error, ErrorKind, Result};
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempDir};
 
@@ -44,8 +44,9 @@ impl Blobs {
         let parent = parent.unwrap_or(Path::new("."));
         let prefix = format!(".{}.", name.to_string_lossy());
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent);
-        let directory =
-            directory.context(|| format!("make a directory in {}", parent.display()))?;
+        let directory = directory
+            .map_err(without_name)
+            .context(|| format!("make a directory in {}", parent.display()))?;
         fs::create_dir_all(directory.path().join("blobs/sha256"))
             .and_then(|()| fs::write(directory.path().join("oci-layout"), LAYOUT))
             .context(|| format!("write {}", directory.path().display()))?;
@@ -106,7 +107,7 @@ impl Blobs {
         fs::write(root.join("index.json"), index).context(failed)?;
         if as_archive {
             let parent = root.parent().unwrap_or(Path::new("."));
-            let archive = NamedTempFile::new_in(parent).context(failed)?;
+            let archive = NamedTempFile::new_in(parent).map_err(without_name).context(failed)?;
             let mut out = BufWriter::with_capacity(BUFFER_BYTES, archive);
             pack(root, &mut out).context(failed)?;
             let archive = out.into_inner().map_err(std::io::IntoInnerError::into_error);
@@ -128,6 +129,16 @@ impl Blobs {
         // It is not there any more under its old name; there is nothing to clean up.
         let _ = self.directory.keep();
         Ok(())
+    }
+}
+
+/// The system's word alone: `tempfile` adds a name that nobody else knows.
+fn without_name(error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(|outer| outer.source());
+    let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
+    match inner.and_then(io::Error::raw_os_error) {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => error,
     }
 }
 

@@ -15,6 +15,7 @@ use layer::{Context, Error, ErrorKind, Result};
 use oci_spec::image::{Descriptor, ImageIndex};
 use serde::Deserialize;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Symbolic links between a name and its file.
@@ -58,7 +59,12 @@ impl Files {
         match self {
             Self::Directory(root) => {
                 let full = root.join(path);
-                let file = File::open(&full).context(|| format!("open {path}"))?;
+                let file = File::open(&full).map_err(|error| match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        Error::not_found(format!("there is no {path} in the layout"))
+                    }
+                    _ => Error::io(format!("open {path}"), error),
+                })?;
                 Region::whole(file, path.to_owned())
             }
             Self::Archive(index) => region(index, path),

@@ -12,7 +12,7 @@ use crate::index::{Index, Node, NodeIx, NodeKind, split};
 use crate::options::BuildOptions;
 use crate::path;
 use crate::progress::Progress;
-use crate::tar::{Entry, EntryKind, Reader};
+use crate::tar::{BLOCK, Entry, EntryKind, Reader, may_begin};
 use crate::xattr::{self, Policy};
 use layer::{Context, Error, Result};
 use std::collections::BTreeMap;
@@ -115,6 +115,20 @@ pub(crate) fn load_layer(
     Ok((index, Unpacked { tar, packed: Some((compression, packed)) }))
 }
 
+/// What users name may be anything; an empty file would pass for a tar file without entries.
+fn refuse_foreign(region: &Region) -> Result<()> {
+    if region.length == 0 {
+        return Err(Error::invalid("no bytes, so no archive; was a download cut off?"));
+    }
+    let mut block = [0; BLOCK as usize];
+    let begin = region.bytes_at_most(BLOCK as usize)?;
+    block[..begin.len()].copy_from_slice(&begin);
+    if begin.len() == block.len() && may_begin(block) {
+        return Ok(());
+    }
+    Err(Error::invalid("no archive that is known: a tar file, plain or packed by gz, zst or xz"))
+}
+
 /// Lists a plain tar file.
 fn index_region(
     region: Region,
@@ -123,6 +137,9 @@ fn index_region(
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Index> {
+    if names == Names::Plain {
+        refuse_foreign(&region)?;
+    }
     let Region { file, start, length, name } = region;
     let mut index = Index::new();
     let mut reader = Reader::new(&file, start, length, &name);

@@ -37,7 +37,12 @@ impl Region {
 
     /// Its first bytes, eight at most.
     pub(crate) fn first(&self) -> Result<Vec<u8>> {
-        self.beginning(self.length.min(8) as usize)
+        self.bytes_at_most(8)
+    }
+
+    /// So many of its first bytes, or as many as there are.
+    pub(crate) fn bytes_at_most(&self, most: usize) -> Result<Vec<u8>> {
+        self.beginning(self.length.min(most as u64) as usize)
     }
 
     /// All of it, when it has at most `most` bytes.

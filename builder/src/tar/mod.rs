@@ -14,3 +14,8 @@ pub(crate) use reader::{Entry, EntryKind, Reader};
 
 /// Tar's unit.
 pub(crate) const BLOCK: u64 = 512;
+
+/// Whether a file that begins like this may be a tar file.
+pub(crate) fn may_begin(block: [u8; BLOCK as usize]) -> bool {
+    !matches!(header::Header::parse(block), header::Block::Broken)
+}
