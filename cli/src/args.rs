@@ -19,7 +19,8 @@ pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
 
 use crate::node::options::FsdOptions;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use fsd::PlaneKind;
 use layer::Error;
 use layer::reference::RefKind;
@@ -209,13 +210,25 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    Cli::try_parse_from(words)
+    Cli::try_parse_from(words).map_err(without_hidden)
+}
+
+/// clap names every command to whom names none, the hidden ones as well.
+fn without_hidden(mut error: clap::Error) -> clap::Error {
+    let kind = ContextKind::ValidSubcommand;
+    if let Some(ContextValue::Strings(mut names)) = error.remove(kind) {
+        let program = Cli::command();
+        let is_hidden =
+            |name: &String| program.find_subcommand(name).is_some_and(clap::Command::is_hide_set);
+        names.retain(|name| !is_hidden(name));
+        error.insert(kind, ContextValue::Strings(names));
+    }
+    error
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use std::time::Duration;
 
     fn parsed(line: &str) -> Cli {
@@ -229,6 +242,15 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn hidden_commands_are_not_named_to_whom_names_none() {
+        let error = parse(["lamella", "--json"]).unwrap_err().to_string();
+        assert!(error.contains("pack-diff"), "{error}");
+        for hidden in ["fsd", "keeper", "virtiofs"] {
+            assert!(!error.contains(hidden), "{error}");
+        }
     }
 
     #[test]

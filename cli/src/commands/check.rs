@@ -30,6 +30,7 @@ struct Findings {
     files: u64,
     chunks: u64,
     packs: u64,
+    read_data: bool,
     bytes_read: u64,
     damages: u64,
     damaged: Vec<String>,
@@ -45,16 +46,16 @@ impl Findings {
 
     fn lines(&self) -> String {
         let mut text = format!(
-            "{}: {} layers, {} files, {} chunks in {} packs, {} of data read: ",
+            "{}: {} layers, {} files, {} chunks in {} packs, {}: ",
             self.name,
             self.layers,
             self.files,
             self.chunks,
             self.packs,
-            show_bytes(self.bytes_read)
+            data_read(self.read_data, self.bytes_read)
         );
         if self.damages == 0 {
-            return text + "whole";
+            return text + verdict_without_damage(self.read_data);
         }
         text.push_str(&format!("{} damages", self.damages));
         for what in &self.damaged {
@@ -63,6 +64,19 @@ impl Findings {
         }
         text
     }
+}
+
+/// How much of the data was looked at.
+pub fn data_read(read_data: bool, bytes: u64) -> String {
+    match read_data {
+        true => format!("{} of data read", show_bytes(bytes)),
+        false => "data not read (--read-data reads it)".to_owned(),
+    }
+}
+
+/// What may be said where no damage was found.
+pub fn verdict_without_damage(read_data: bool) -> &'static str {
+    if read_data { "whole" } else { "whole but for the data" }
 }
 
 /// `fsck`
@@ -79,7 +93,8 @@ pub async fn fsck(scene: &Scene, args: &Fsck) -> Outcome {
     let ids = layer_ids(&answer)?;
     let url = images.store_url(&scene.settings)?;
     let store = blocking(move || Ok(Arc::new(Store::open(store::open(&url)?)?))).await?;
-    let mut findings = Findings { name: name.clone(), ..Findings::default() };
+    let mut findings =
+        Findings { name: name.clone(), read_data: args.read_data, ..Findings::default() };
     for id in ids {
         refresh_hint(&mut images, &store, &id, &mut findings).await?;
         let (store, read_data) = (Arc::clone(&store), args.read_data);

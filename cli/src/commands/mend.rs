@@ -1,10 +1,10 @@
 //! `fsck` of a whole store, and `repair`.
 
 use super::Scene;
+use super::check::{data_read, verdict_without_damage};
 use crate::args::{Fsck, Repair};
 use crate::embed;
 use crate::errors::{Outcome, Remedy};
-use crate::quantity::show_bytes;
 use imaged::fsck::{Checked, check, repair as mend};
 use layer::Error;
 use proto::v1::LocateRequest;
@@ -28,6 +28,7 @@ struct Findings {
     layers: u64,
     packs: u64,
     chunks: u64,
+    read_data: bool,
     bytes_read: u64,
     stale_hints: u64,
     damages: u64,
@@ -35,7 +36,7 @@ struct Findings {
 }
 
 impl Findings {
-    fn new(checked: Checked) -> Self {
+    fn new(checked: Checked, read_data: bool) -> Self {
         let damages = checked.damages.len() as u64;
         let listed = checked.damages.into_iter().take(MAX_LISTED);
         Self {
@@ -44,6 +45,7 @@ impl Findings {
             layers: checked.layers,
             packs: checked.packs,
             chunks: checked.chunks,
+            read_data,
             bytes_read: checked.bytes_read,
             stale_hints: checked.stale_hints,
             damages,
@@ -55,16 +57,16 @@ impl Findings {
 
     fn lines(&self) -> String {
         let mut text = format!(
-            "{} entries of references, {} environments, {} layers, {} chunks in {} packs, {} of data read: ",
+            "{} entries of references, {} environments, {} layers, {} chunks in {} packs, {}: ",
             self.references,
             self.environments,
             self.layers,
             self.chunks,
             self.packs,
-            show_bytes(self.bytes_read)
+            data_read(self.read_data, self.bytes_read)
         );
         if self.damages == 0 {
-            return text + "whole";
+            return text + verdict_without_damage(self.read_data);
         }
         _ = write!(text, "{} damages", self.damages);
         for damage in &self.damaged {
@@ -84,7 +86,7 @@ pub async fn fsck_store(scene: &Scene, args: &Fsck) -> Outcome {
     let read_data = args.read_data;
     let checked =
         super::blocking(move || check(&Store::open(store::open(&url)?)?, read_data)).await??;
-    let findings = Findings::new(checked);
+    let findings = Findings::new(checked, read_data);
     scene.out.result(&findings, || findings.lines())?;
     verdict(findings.damages)
 }
@@ -127,7 +129,7 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
         documents: repaired.documents,
         chunks: repaired.chunks,
         packs: repaired.packs,
-        left: Findings::new(repaired.left),
+        left: Findings::new(repaired.left, read_data),
     };
     scene.out.result(&mended, || {
         format!(

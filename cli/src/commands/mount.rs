@@ -21,7 +21,7 @@ use fsd::PlaneKind;
 use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::resolve_response::Target as Resolved;
-use proto::v1::{self, AcquireLeaseRequest, AttachRequest, DetachRequest};
+use proto::v1::{self, AcquireLeaseRequest, AttachRequest, DetachRequest, ReleaseLeaseRequest};
 use serde::{Deserialize, Serialize};
 use std::fs::DirBuilder;
 use std::os::fd::AsFd;
@@ -38,6 +38,9 @@ struct Record {
     dir: PathBuf,
     layers: Vec<LayerId>,
     writable: bool,
+    /// What keeps the layers on the store until the node has noticed the mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lease: Option<String>,
 }
 
 /// A layer may come from a sandbox: what it left must give nobody on the host a device or root's rights.
@@ -129,6 +132,7 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
         return Err(Error::invalid(format!("{} is no directory", dir.display())).into());
     }
     let node = start::connect(&scene.settings, Lifetime::UntilDown, scene.out).await?;
+    let mut images = Images::of_node(node);
     let place = Place::of(&scene.settings, &dir);
     let _lock = place.hold().await?;
     let mut layerfs = connect_fsd(&scene.settings).await?;
@@ -137,22 +141,25 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
             return Err(Error::new(ErrorKind::Busy, format!("{} is mounted", dir.display())))
                 .remedy(|_| Some("`lamella umount` takes it back".to_owned()));
         }
-        take_back(&mut layerfs, &place, &old).await?;
+        take_back(&mut images, &mut layerfs, &place, &old).await?;
     }
-    let mut images = Images::of_node(node);
     let answer = resolve(&mut images, &name).await?;
     let environment = match &answer.target {
         Some(Resolved::EnvId(id)) => id.clone(),
         _ => Vec::new(),
     };
     let layers = layer_ids(&answer)?;
-    let record = Record { reference: name, dir, layers, writable: args.rw };
+    let mut record = Record { reference: name, dir, layers, writable: args.rw, lease: None };
     write_record(&place.record, &record)?;
     // At the same time, since nobody hears of the mount before it is kept.
     let (kept, composed) = tokio::join!(
         keep(&mut images, &place, &record.layers),
         compose(&mut layerfs, &place, &record, wire_plane(args.plane), &environment)
     );
+    let kept = kept.and_then(|lease| {
+        record.lease = lease;
+        write_record(&place.record, &record).map_err(Failure::from)
+    });
     match kept.and(composed) {
         Ok(plane) => {
             #[derive(Serialize)]
@@ -173,7 +180,7 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
         }
         Err(failure) => {
             if let Err(Failure::Failed { error, .. }) =
-                take_back(&mut layerfs, &place, &record).await
+                take_back(&mut images, &mut layerfs, &place, &record).await
             {
                 tracing::warn!(error = error.chain(), "undo the mount");
             }
@@ -184,7 +191,7 @@ pub async fn mount(scene: &Scene, args: &Mount) -> Outcome {
 
 /// Keeps the layers from being collected until the node, which keeps what is attached, has noticed the mount. A
 /// store that cannot be written keeps nobody from mounting what it has.
-async fn keep(images: &mut Images, place: &Place, layers: &[LayerId]) -> Outcome {
+async fn keep(images: &mut Images, place: &Place, layers: &[LayerId]) -> Outcome<Option<String>> {
     let request = AcquireLeaseRequest {
         holder: place.holder.clone(),
         ids: layers.iter().map(|id| id.0.to_vec()).collect(),
@@ -194,9 +201,17 @@ async fn keep(images: &mut Images, place: &Place, layers: &[LayerId]) -> Outcome
         Err(error) if error.kind() == ErrorKind::NotFound => Err(error.into()),
         Err(error) => {
             tracing::debug!(error = error.chain(), "the layers of a mount are not leased yet");
-            Ok(())
+            Ok(None)
         }
-        Ok(_) => Ok(()),
+        Ok(lease) => Ok(Some(lease.into_inner().lease_id)),
+    }
+}
+
+/// Ends the lease of a mount that is no more. One that cannot be ended ends by itself.
+async fn let_go(images: &mut Images, record: &Record) {
+    let Some(lease_id) = record.lease.clone() else { return };
+    if let Err(status) = images.client.release_lease(ReleaseLeaseRequest { lease_id }).await {
+        tracing::debug!(%status, "the lease of a mount ends by itself");
     }
 }
 
@@ -264,6 +279,7 @@ fn scratch(path: &Path) -> std::io::Result<Folders> {
 
 /// Detaches what a record names, then forgets it. Nothing may be mounted any more.
 async fn take_back(
+    images: &mut Images,
     layerfs: &mut LayerFsClient<Channel>,
     place: &Place,
     record: &Record,
@@ -276,6 +292,7 @@ async fn take_back(
             Err(error) => return Err(error.into()),
         }
     }
+    let_go(images, record).await;
     forget(place).map_err(Failure::from)
 }
 
@@ -320,9 +337,9 @@ async fn unmount(settings: &Settings, out: Output, place: &Place, record: &Recor
                     .then(|| "end what uses it (`fuser -vm`)".to_owned())
             })?;
     }
-    let _node = start::connect(settings, Lifetime::WhileUsed, out).await?;
+    let node = start::connect(settings, Lifetime::WhileUsed, out).await?;
     let mut layerfs = connect_fsd(settings).await?;
-    take_back(&mut layerfs, place, record).await
+    take_back(&mut Images::of_node(node), &mut layerfs, place, record).await
 }
 
 /// Whether any mount is recorded.
@@ -337,6 +354,24 @@ fn records(settings: &Settings) -> Vec<Record> {
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .filter_map(|path| read_record(&path).ok().flatten())
         .collect()
+}
+
+/// Where layers of the node are mounted on this host, as the mount table knows it: by the files of the node
+/// cache that they show, and overlays over them.
+pub fn lingering(settings: &Settings) -> Result<Vec<String>> {
+    let mounts = sys::mount::read_mounts().context(|| "read the mount table".to_owned())?;
+    let ours = [settings.data().as_os_str().as_bytes(), b"/"].concat();
+    let is_ours = |text: &[u8]| text.windows(ours.len()).any(|part| part == ours);
+    let run = settings.data().join("run");
+    let lingers = mounts.iter().filter(|mount| {
+        let shows =
+            matches!(mount.kind.as_str(), "erofs" | "overlay") || mount.kind.contains("fuse");
+        let elsewhere = !mount.mount_point.starts_with(&run);
+        shows
+            && elsewhere
+            && (is_ours(mount.source.as_bytes()) || is_ours(mount.super_options.as_bytes()))
+    });
+    Ok(lingers.map(|mount| mount.mount_point.display().to_string()).collect())
 }
 
 /// Takes back every mount; a busy one is an error that names it.

@@ -67,10 +67,39 @@ pub async fn down(scene: &Scene, args: &Down) -> Outcome {
     if let Some(owner) = owner {
         end_process(&owner, || Ok(lock::holder(&lock_path)?.as_ref() == Some(&owner))).await?;
         ended.pid = Some(owner.pid);
+        if !args.keep {
+            refuse_lingering(scene).await?;
+        }
     }
     scene.out.result(&ended, || match ended.pid {
         Some(pid) => format!("ended the node, process {pid}"),
         None => "the node has ended".to_owned(),
+    })
+}
+
+/// Says what keeps the daemon alive behind the node, if anything does: mounts that no record knows.
+async fn refuse_lingering(scene: &Scene) -> Outcome {
+    let settings = &scene.settings;
+    let Ok(channel) = proto::connect::unix(&settings.fsd_socket()).await else { return Ok(()) };
+    let Ok(stats) = LayerFsClient::new(channel).stats(StatsRequest {}).await else {
+        return Ok(());
+    };
+    if lock::holder(&settings.run("node.lock"))?.is_some() {
+        // Another node has come up and uses it.
+        return Ok(());
+    }
+    let pid = stats.into_inner().pid;
+    let lingering = mount::lingering(settings)?;
+    let what = match &lingering[..] {
+        [] => "something has files of a layer open, or is exported one".to_owned(),
+        mounts => format!("layers are mounted at {}", mounts.join(", ")),
+    };
+    let text = format!("the node has ended, but the daemon, process {pid}, stays: {what}");
+    Err(Error::new(ErrorKind::Busy, text)).remedy(|_| {
+        Some(match lingering.is_empty() {
+            true => "end what uses them, then `lamella down` again".to_owned(),
+            false => "unmount them (`umount`), then `lamella down` again".to_owned(),
+        })
     })
 }
 

@@ -116,7 +116,10 @@ impl NodeLeases {
             let wanted: HashSet<LayerId> = wanted.chain(attached.iter().copied()).collect();
             let in_time = state.renewed.is_some_and(|at| at.elapsed() < RENEW_AFTER);
             if in_time && wanted.len() == state.held.len() && state.leases.len() <= 16 {
-                return Ok(());
+                // No listing is as old as the last round.
+                let before = std::mem::take(&mut state.before);
+                drop(state);
+                return before.iter().try_for_each(|lease| self.images.unpin(lease));
             }
             let old = Instant::now().checked_sub(LINGER).unwrap_or_else(Instant::now);
             let asked = |id: &LayerId| state.held.get(id).copied().unwrap_or(old);

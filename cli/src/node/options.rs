@@ -4,7 +4,8 @@
 //! has them.
 
 use crate::args::plane;
-use crate::quantity;
+use crate::errors::{Failure, Outcome};
+use crate::quantity::{self, show_bytes};
 use crate::settings::Settings;
 use clap::Args;
 use fsd::PlaneKind;
@@ -48,6 +49,22 @@ pub struct FsdOptions {
 }
 
 impl FsdOptions {
+    /// Refuses settings that contradict each other.
+    pub fn check(&self) -> Outcome {
+        let (size, low) = (self.cache_size, self.cache_low);
+        let Some(low) = low.filter(|low| size.is_none_or(|size| *low > size)) else {
+            return Ok(());
+        };
+        Err(Failure::Usage(match size {
+            Some(size) => format!(
+                "--cache-low {} is more than --cache-size {}; nothing would be evicted",
+                show_bytes(low),
+                show_bytes(size)
+            ),
+            None => "--cache-low goes with --cache-size".to_owned(),
+        }))
+    }
+
     /// Reads the keys that are trusted, where signatures are required.
     pub fn trusted(&self, settings: &Settings) -> Result<Option<TrustedKeys>> {
         let usual = settings.data().join("trusted-keys");
@@ -84,7 +101,7 @@ impl FsdOptions {
     pub fn apply(&self, config: &mut fsd::FsdConfig) {
         config.cache_limit = self.cache_size.map(|high_bytes| {
             let usual = fsd::CacheLimit::of(high_bytes);
-            let low_bytes = self.cache_low.map_or(usual.low_bytes, |low| low.min(high_bytes));
+            let low_bytes = self.cache_low.unwrap_or(usual.low_bytes);
             fsd::CacheLimit { high_bytes, low_bytes }
         });
         config.cache_reserve_bytes = self.cache_reserve.unwrap_or(config.cache_reserve_bytes);
@@ -105,6 +122,17 @@ mod tests {
     struct Line {
         #[command(flatten)]
         options: FsdOptions,
+    }
+
+    #[test]
+    fn marks_of_the_cache_that_contradict_each_other_are_wrong_usage() {
+        let check = |line: &str| Line::parse_from(line.split(' ')).options.check();
+        check("x --cache-size 20M --cache-low 10M").unwrap();
+        check("x --cache-size 20M --cache-low 20M").unwrap();
+        for bad in ["x --cache-size 10M --cache-low 20M", "x --cache-low 20M"] {
+            let Err(Failure::Usage(why)) = check(bad) else { panic!("{bad} was accepted") };
+            assert!(why.contains("--cache-low") && why.contains("--cache-size"), "{why}");
+        }
     }
 
     #[test]

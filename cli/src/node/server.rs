@@ -16,7 +16,7 @@
 //! the next node adopts everything.
 
 use crate::embed::{self, Opened};
-use crate::errors::{Failure, Outcome, one_line};
+use crate::errors::{Failure, Outcome, Remedy, one_line};
 use crate::node::daemon::Daemon;
 use crate::node::leases::NodeLeases;
 use crate::node::lock::{self, Exclusive};
@@ -61,6 +61,12 @@ pub enum Mode {
 
 /// Runs a node until it is told to end.
 pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOptions) -> Outcome {
+    if let Err(failure) = options.check() {
+        if mode != Mode::Foreground {
+            _ = announce(&failed(&failure));
+        }
+        return Err(failure);
+    }
     let reserve = Reserve::of(settings);
     let lock_path = settings.run("node.lock");
     if !lock_path.exists() || lock::holder(&lock_path)?.is_none() {
@@ -79,7 +85,10 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOpti
     let node_lock = match lock::try_exclusive(&lock_path, &owner)? {
         Ok(lock) => lock,
         Err(_) if mode != Mode::Foreground => return announce(&Announcement::Held),
-        Err(first) => return Err(lock::second_node(settings.data(), first.as_ref()).into()),
+        Err(first) => {
+            return Err(lock::second_node(settings.data(), first.as_ref()))
+                .remedy(|_| Some("use it as it is, or end it with `lamella down`".to_owned()));
+        }
     };
     let up = match reserve.check() {
         Ok(()) => Node::start(settings, out, options).await,

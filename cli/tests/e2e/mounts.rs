@@ -114,7 +114,9 @@ fn a_second_node_is_refused_with_the_pid_of_the_first() {
     let mut first = world.spawn("up");
     eventually("the node comes up", || world.line("stats").code == 0);
     let pid = first.id();
-    world.line("up").fails(1, &format!("process {pid}"));
+    let refused = world.line("up").fails(1, &format!("process {pid}"));
+    assert!(refused.err.contains("lamella down"), "{}", refused.err);
+    world.line("up --cache-size 10M --cache-low 20M").fails(2, "--cache-low");
     world.line("--store /tmp/elsewhere ls").fails(1, "serves the store");
     world.line("ls").ok();
     world.line("down").ok();
@@ -164,6 +166,26 @@ fn down_keep_leaves_mounts_to_the_next_node() {
     world.line("down --keep").ok();
     assert_eq!(world.node_pid(), None);
     mount.serves();
+    world.line("down").ok();
+    world.nothing_is_left();
+}
+
+#[test]
+fn down_names_the_mount_that_keeps_the_daemon() {
+    let mount = Mountable::mounted();
+    let world = &mount.world;
+    let elsewhere = world.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let how = sys::mount::Attributes::default();
+    sys::mount::bind(&mount.dir, &elsewhere, how, sys::mount::Recursive::No).unwrap();
+    let fsd = mount.fsd_pid();
+    for _ in 0..2 {
+        let refused = world.line("down").fails(1, elsewhere.to_str().unwrap());
+        assert!(refused.err.contains(&format!("process {fsd}")), "{}", refused.err);
+        assert!(alive(fsd) && world.node_pid().is_none());
+    }
+    assert_eq!(fs::read(elsewhere.join("hello")).unwrap(), b"hello\n");
+    sys::mount::unmount(&elsewhere, sys::mount::Unmount::Now).unwrap();
     world.line("down").ok();
     world.nothing_is_left();
 }

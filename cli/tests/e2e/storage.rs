@@ -87,7 +87,10 @@ fn references_move_and_remember() {
 fn fsck_finds_a_flipped_bit_and_only_then_fails() {
     let world = World::new();
     world.build(&world.tree("tree"), "base/x:1");
-    world.line("fsck base/x:1").ok();
+    for line in ["fsck", "fsck base/x:1"] {
+        let checked = world.line(line).ok();
+        assert!(checked.out.contains("data not read (--read-data"), "{}", checked.out);
+    }
     let whole = world.line("fsck base/x:1 --read-data --json").ok().json();
     assert_eq!(whole["damages"], 0);
     assert!(whole["bytes_read"].as_u64().unwrap() > 300_000);
@@ -118,7 +121,13 @@ fn bad_input_is_one_clear_line_and_exit_code_one() {
     world.line("env create e:1 --layer base/nope:1").fails(1, "base/nope:1");
     world.line("--store ftp://host/x ls").fails(1, "ftp");
     world.line("--store /proc/nothing/here ls").fails(1, "/proc/nothing/here");
+    world.line("build /etc/hosts -t base/x:1").fails(1, "no archive that is known");
+    fs::create_dir(world.path("layout")).unwrap();
+    let layout = format!("oci:{}", world.path("layout").display());
+    world.line(&format!("build {layout} -t base/x:1")).fails(1, "index.json");
+    world.line(&format!("pull {layout} -t x:1")).fails(1, "index.json");
     for (name, bytes) in [
+        ("empty.tar", Vec::new()),
         ("garbage.tar", noise(20_000, 3)),
         ("short.tar.gz", vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 1, 2, 3]),
     ] {
@@ -146,6 +155,7 @@ fn wrong_usage_is_exit_code_two() {
     }
     world.line("cp a b").fails(2, "ID:PATH");
     world.line("bench nonsense").fails(2, "nonsense");
+    assert!(!world.line("--json").err.contains("keeper"));
     let help = world.line("--help").ok();
     assert!(!help.out.contains("keeper") && help.out.contains("pack-diff"), "{}", help.out);
 }

@@ -128,3 +128,25 @@ fn what_a_node_has_mounted_is_never_collected() {
     assert!(objects(&world, "layers").is_empty());
     assert!(objects(&world, "packs").is_empty());
 }
+
+#[test]
+fn a_mount_that_is_taken_back_keeps_nothing_on_the_store() {
+    let world = World::new();
+    world.build(&world.tree("tree"), "base/one:1");
+    let dir = world.mount_point();
+    let leases = || {
+        let names = objects(&world, "leases").into_iter();
+        names
+            .filter(|path| fs::read_to_string(path).is_ok_and(|text| text.contains("mount-")))
+            .count()
+    };
+    world.line(&format!("mount base/one:1 {}", dir.display())).ok();
+    assert_eq!(leases(), 1);
+    world.line(&format!("umount {}", dir.display())).ok();
+    assert_eq!(leases(), 0);
+    world
+        .line(&format!("mount base/one:1 {} --plane direct", dir.display()))
+        .fails(1, "lamella materialise");
+    assert_eq!(leases(), 0);
+    world.line("down").ok();
+}
