@@ -123,6 +123,11 @@ impl Paths {
         self.run.join(format!("keeper-{index}.lock"))
     }
 
+    /// Locked by whoever is about to take the seat of a keeper, until it listens.
+    pub fn keeper_heir(&self, index: usize) -> PathBuf {
+        self.run.join(format!("keeper-{index}.heir"))
+    }
+
     /// Where layers are mounted.
     pub fn mounts(&self) -> PathBuf {
         self.run.join("layers")

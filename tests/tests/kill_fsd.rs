@@ -342,3 +342,53 @@ fn keepers_of_another_program_are_replaced_and_whoever_is_killed_meanwhile_no_re
     assert!(met > 0, "nothing was met");
     assert!(world.mounts().is_empty());
 }
+
+/// Another descriptor of the lock on a keeper's seat: while it is open the seat is taken, whatever became of
+/// the keeper.
+fn seat_lock(pid: u32) -> std::os::fd::OwnedFd {
+    let folder = PathBuf::from(format!("/proc/{pid}/fd"));
+    let number = std::fs::read_dir(folder).unwrap().flatten().find_map(|entry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        let is_lock = target.to_string_lossy().ends_with("keeper-0.lock");
+        is_lock.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+    });
+    let process = sys::process::pidfd_open(i32::try_from(pid).unwrap()).unwrap();
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(process, number.unwrap(), flags).unwrap()
+}
+
+#[test]
+fn a_keeper_that_alone_holds_everything_and_has_no_seat_yet_is_waited_for() {
+    let mut world = cold_world();
+    let next = world.folder.path().join("next");
+    std::fs::copy(&world.program, &next).unwrap();
+    world.start().unwrap();
+    let at = world.attach("readers").unwrap();
+    let readers = Readers::start(&world, &at, 7);
+    wait_until("a first read", Duration::from_secs(20), || {
+        readers.pieces.load(Ordering::Relaxed) > 0
+    });
+    let [first, second] = [0, 1].map(|index| world.keeper_pid(index).unwrap());
+    let lock = seat_lock(first);
+    world.program = next;
+    world.kill_fsd().unwrap();
+    world.spawn().unwrap();
+    wait_until("the end of the first keeper", Duration::from_secs(20), || {
+        !world.keeper_processes().contains(&first)
+    });
+    // Its successor holds everything, and cannot sit down before the lock is let go.
+    world.kill_fsd().unwrap();
+    fsd_world::kill(second).unwrap();
+    world.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(lock);
+    world.wait_ready().unwrap();
+    wait_until("the end of all readers", Duration::from_secs(120), || readers.finished());
+    let (complaints, errors) = readers.join();
+    assert!(complaints.is_empty(), "{complaints:?}\n{}", world.log());
+    assert_eq!(errors, 0, "{}", world.log());
+    wait_until("new keepers", Duration::from_secs(20), || replaced(&world));
+    world.compare(&at).unwrap();
+    assert!(world.detach("readers").unwrap());
+    world.drain(false).unwrap();
+}

@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use succession::Seated;
 use sys::socket::{Seqpacket, SeqpacketListener};
 use wire::{Key, Request, Response};
 
@@ -55,11 +56,12 @@ struct Holdings {
 pub fn run(config: &KeeperConfig) -> Result<()> {
     let paths = Paths::new(&config.data_dir)?;
     let socket = paths.keeper_socket(config.index);
-    let (_lock, holdings) = succession::sit_down(&paths, config.index)?;
+    let Seated { heir, lock: _lock, holdings } = succession::sit_down(&paths, config.index)?;
     settle_down(config);
     remove_socket(&socket)?;
     let listener =
         SeqpacketListener::bind(&socket).context(|| format!("listen on {}", socket.display()))?;
+    drop(heir);
     let ended = serve(&listener, holdings);
     remove_socket(&socket)?;
     cgroup::leave(&config.data_dir, config.index);

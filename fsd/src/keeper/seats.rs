@@ -7,18 +7,25 @@
 //!       taken by another program --succeeded by this one's--> taken
 //! ```
 //!
+//! A keeper that has died is replaced by fsd; one that is about to sit down where fsd looks for what its
+//! predecessor left is waited for: it may be the only one that holds it.
+//!
 //! Locking: `held` (what every keeper has to hold) before a seat's mutex; a seat is locked for one
 //! exchange. The watcher threads hold nothing while they wait.
 // INVARIANT: a file is put into `held` before it is sent, so a keeper that is started meanwhile gets
 // it with the rest.
 
+mod reach;
 mod renewal;
+
+pub use reach::held_files;
 
 use super::wire::{self, Key, Request, Response};
 use super::{PATIENCE, cgroup};
 use crate::config::{FsdConfig, KEEPERS, Paths};
 use crate::fetch::spawn;
 use layer::{Context, Error, ErrorKind, LayerId, Result};
+use reach::{connect, reach};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -80,7 +87,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Keepers {
-    /// Connects to keepers that live and takes what they hold; starts none.
+    /// Connects to keepers that live and takes what they hold; starts none. An error when nobody answers and
+    /// somebody is there: with a new group its blocked readers would be let go.
     pub fn find(config: &FsdConfig) -> Result<(Arc<Self>, Option<Inheritance>)> {
         let keepers = Self {
             data_dir: config.data_dir.clone(),
@@ -91,12 +99,12 @@ impl Keepers {
             leaving: AtomicBool::new(false),
         };
         let mut inheritance: Option<Inheritance> = None;
+        let mut mute = None;
         for index in 0..KEEPERS {
-            let Some(mut seat) = keepers.connect(index) else { continue };
-            match take(&seat.connection) {
-                Ok((pid, found)) => {
-                    seat.pid = pid;
-                    *lock(&keepers.seats[index]) = Some(seat);
+            match reach(&keepers.paths, index) {
+                Ok(None) => {}
+                Ok(Some((connection, pid, found))) => {
+                    *lock(&keepers.seats[index]) = Some(Seat { connection, pid, child: None });
                     // Either suffices; the fuller one knows the files of an attach that was cut off.
                     let files =
                         |of: &Option<Inheritance>| of.as_ref().map_or(0, |i| i.files.len() + 1);
@@ -104,8 +112,14 @@ impl Keepers {
                         inheritance = found;
                     }
                 }
-                Err(error) => tracing::warn!(index, error = %error.chain(), "a keeper is mute"),
+                Err(error) => {
+                    tracing::warn!(index, error = %error.chain(), "a keeper is mute");
+                    mute = Some(error);
+                }
             }
+        }
+        if let Some(error) = mute.filter(|_| inheritance.is_none()) {
+            return Err(error);
         }
         Ok((Arc::new(keepers), inheritance))
     }
@@ -242,12 +256,11 @@ impl Keepers {
             seat.pid = pid;
             return Ok(seat);
         }
-        self.start(index, None, held)
+        self.start(index, held)
     }
 
     fn connect(&self, index: usize) -> Option<Seat> {
-        let connection = Seqpacket::connect(&self.paths.keeper_socket(index)).ok()?;
-        connection.set_timeout(Some(PATIENCE)).ok()?;
+        let connection = connect(&self.paths, index).ok()?;
         Some(Seat { connection, pid: 0, child: None })
     }
 
@@ -272,23 +285,17 @@ impl Keepers {
         Ok(child)
     }
 
-    /// Starts a keeper, in the place of process `old` if there is one; answers it when it holds everything.
-    fn start(&self, index: usize, old: Option<u32>, held: &Held) -> Result<Seat> {
+    /// Starts a keeper, in the place of whoever sits there; answers it when it holds everything.
+    fn start(&self, index: usize, held: &Held) -> Result<Seat> {
         let mut child = self.spawn(index)?;
         let deadline = Instant::now() + START_PATIENCE;
         loop {
             if let Some(mut seat) = self.connect(index)
-                && let Ok(pid) = offer(&seat.connection, held)
-                && Some(pid) != old
+                // Another one that answers is being succeeded: to kill the child now could leave nobody.
+                && offer(&seat.connection, held).is_ok_and(|pid| pid == child.id())
             {
                 seat.pid = hand_over(&seat.connection, held)?;
-                if seat.pid == child.id() {
-                    seat.child = Some(child);
-                } else {
-                    // One that a dead fsd had started was first.
-                    let _ = child.kill();
-                    let _ = child.wait();
-                }
+                seat.child = Some(child);
                 return Ok(seat);
             }
             let ended = child.try_wait().context(|| format!("start keeper {index}"))?;
@@ -322,22 +329,6 @@ impl Keepers {
             }
         }
     }
-}
-
-/// What keepers of a data directory without a daemon hold: data files that were opened before they were
-/// marked. Empty where no keeper lives; an error when one does and does not answer.
-pub fn held_files(paths: &Paths) -> Result<BTreeMap<LayerId, OwnedFd>> {
-    let mut failed = None;
-    for index in 0..KEEPERS {
-        let Ok(keeper) = Seqpacket::connect(&paths.keeper_socket(index)) else { continue };
-        let name = || format!("ask keeper {index}");
-        keeper.set_timeout(Some(PATIENCE)).context(name)?;
-        match take(&keeper) {
-            Ok((_, held)) => return Ok(held.map(|held| held.files).unwrap_or_default()),
-            Err(error) => failed = Some(error.context(name())),
-        }
-    }
-    failed.map_or_else(|| Ok(BTreeMap::new()), Err)
 }
 
 /// One request and its `Done`; answers the keeper's pid.

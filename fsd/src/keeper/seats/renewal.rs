@@ -59,7 +59,7 @@ impl Keepers {
         if self.is_current(old)? {
             return Ok(());
         }
-        let fresh = self.start(index, Some(old.pid), held)?;
+        let fresh = self.start(index, held)?;
         tracing::info!(index, old = old.pid, new = fresh.pid, "a keeper was replaced");
         if let Some(child) = &mut old.child {
             let _ = child.wait();
