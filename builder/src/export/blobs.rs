@@ -132,12 +132,10 @@ impl Blobs {
     }
 }
 
-/// The system's word alone: `tempfile` adds a name that nobody else knows.
+/// The system's word alone: `tempfile` adds a name that nobody else knows, and keeps the number to itself.
 fn without_name(error: io::Error) -> io::Error {
-    let inner = error.get_ref().and_then(|outer| outer.source());
-    let inner = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
-    match inner.and_then(io::Error::raw_os_error) {
-        Some(code) => io::Error::from_raw_os_error(code),
+    match error.to_string().split_once(" at path ") {
+        Some((word, _)) => io::Error::new(error.kind(), word),
         None => error,
     }
 }

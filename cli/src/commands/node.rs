@@ -91,13 +91,13 @@ async fn refuse_lingering(scene: &Scene) -> Outcome {
     let pid = stats.into_inner().pid;
     let lingering = mount::lingering(settings)?;
     let what = match &lingering[..] {
-        [] => "something has files of a layer open, or is exported one".to_owned(),
+        [] => "a mount, an open file or a virtual machine uses a layer".to_owned(),
         mounts => format!("layers are mounted at {}", mounts.join(", ")),
     };
     let text = format!("the node has ended, but the daemon, process {pid}, stays: {what}");
     Err(Error::new(ErrorKind::Busy, text)).remedy(|_| {
         Some(match lingering.is_empty() {
-            true => "end what uses them, then `lamella down` again".to_owned(),
+            true => "take away what uses it, then `lamella down` again".to_owned(),
             false => "unmount them (`umount`), then `lamella down` again".to_owned(),
         })
     })

@@ -88,6 +88,9 @@ fn an_image_is_pulled_run_and_exported() {
     assert_eq!(names["org.opencontainers.image.ref.name"], "v1");
     let again = format!("oci export team/app:v1 {}", out.display());
     world.line(&again).fails(1, "exists already");
+    let lost =
+        world.line("oci export team/app:v1 /nonexistdir/a").fails(1, "in /nonexistdir: No such");
+    assert!(!lost.err.contains("/.a."), "a temporary name is nobody's business: {}", lost.err);
     let file = world.path("out.tar");
     world.line(&format!("oci export team/app:v1 {} --name x", file.display())).ok();
     let archive = format!("oci-archive:{}:x", file.display());
