@@ -242,10 +242,20 @@ pub fn alive(pid: u32) -> bool {
     state.is_some_and(|state| state != 'Z')
 }
 
+/// Sends a signal. After a SIGKILL the process is gone when this returns: a process that is dying still
+/// takes connections.
 pub fn kill(pid: u32, signal: i32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
-    _ = rustix::process::kill_process(pid, signal);
+    let Ok(process) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+        return;
+    };
+    _ = rustix::process::pidfd_send_signal(&process, signal);
+    if signal == rustix::process::Signal::KILL {
+        let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        rustix::event::poll(&mut ended, Some(&patience)).unwrap();
+    }
 }
 
 /// Bytes that do not compress, the same for the same seed.
