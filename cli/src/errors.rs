@@ -4,8 +4,10 @@
 //! Exit codes: 1 the operation failed, 2 wrong usage, and for `run` and `exec` the command's own code.
 
 use crate::output::escape;
+use crate::settings::Settings;
 use layer::{Error, ErrorKind};
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 /// Why a command does not exit with 0.
 #[derive(Debug)]
@@ -53,6 +55,46 @@ impl<T, E: Into<Failure>> Remedy<T> for Result<T, E> {
             }
             other => other,
         })
+    }
+}
+
+/// A daemon of a node, as an error that names its socket shows it.
+struct Silent<'a> {
+    what: &'a str,
+    log: &'a str,
+    socket: PathBuf,
+}
+
+impl Failure {
+    /// Says whose silence an error is about, where a daemon of the node hung up or does not listen, and what to
+    /// do about it.
+    #[must_use]
+    pub fn name_daemon(self, settings: &Settings) -> Self {
+        let Self::Failed { error, remedy: None } = self else { return self };
+        if error.kind() != ErrorKind::Unavailable {
+            return error.into();
+        }
+        let chain = error.chain();
+        let daemons = [
+            Silent { what: "the node", log: "node.log", socket: settings.node_socket() },
+            Silent {
+                what: "the file-system daemon",
+                log: "fsd.log",
+                socket: settings.fsd_socket(),
+            },
+        ];
+        let named = |daemon: &Silent<'_>| chain.contains(&daemon.socket.display().to_string());
+        let Some(daemon) = daemons.into_iter().find(named) else { return error.into() };
+        let data = settings.data().display();
+        let Silent { what, log, .. } = daemon;
+        let log = settings.run(log);
+        Self::Failed {
+            error: error.context(format!("{what} of {data} does not answer")),
+            remedy: Some(format!(
+                "`lamella up --data {data}` starts it again; {} may say why it ended",
+                log.display()
+            )),
+        }
     }
 }
 

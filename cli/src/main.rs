@@ -53,7 +53,12 @@ fn main() -> ExitCode {
 }
 
 fn carry_out(cli: Cli) -> Outcome {
-    let scene = Scene { settings: Settings::resolve(&cli)?, out: Output::new(cli.json) };
+    let settings = Settings::resolve(&cli)?;
+    let outcome = act(Scene { settings: settings.clone(), out: Output::new(cli.json) }, cli);
+    outcome.map_err(|failure| failure.name_daemon(&settings))
+}
+
+fn act(scene: Scene, cli: Cli) -> Outcome {
     match cli.action {
         // These three make no use of a runtime, or make their own.
         Action::Bench(args) => commands::bench(&scene, &args),

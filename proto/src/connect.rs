@@ -8,6 +8,7 @@
 //! What survives a crash: a dead socket file. The next listener replaces it; a client that meets it
 //! gets `Unavailable`.
 
+use crate::named::NamedStream;
 use hyper_util::rt::TokioIo;
 use layer::{Context, Error, ErrorKind, Result};
 use std::future::Future;
@@ -46,8 +47,13 @@ fn server() -> Server {
         .initial_connection_window_size(WINDOW_BYTES)
 }
 
-async fn dial(target: PathBuf) -> io::Result<TokioIo<UnixStream>> {
-    UnixStream::connect(target).await.map(TokioIo::new)
+async fn dial(target: PathBuf) -> io::Result<TokioIo<NamedStream>> {
+    match UnixStream::connect(&target).await {
+        Ok(stream) => Ok(TokioIo::new(NamedStream { stream, path: target })),
+        Err(error) => {
+            Err(io::Error::new(error.kind(), format!("connect to {}: {error}", target.display())))
+        }
+    }
 }
 
 /// Connects to a daemon's Unix socket. `Unavailable` when nobody listens there.
@@ -55,8 +61,8 @@ pub async fn unix(path: &Path) -> Result<Channel> {
     let target = path.to_path_buf();
     let connector = service_fn(move |_: Uri| dial(target.clone()));
     endpoint().connect_with_connector(connector).await.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("connect to {}", path.display()))
-            .with_source(error)
+        let context = format!("nothing answers on {}", path.display());
+        Error::new(ErrorKind::Unavailable, context).with_source(error)
     })
 }
 

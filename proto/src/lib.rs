@@ -8,6 +8,8 @@
 pub mod connect;
 pub mod launch;
 #[cfg(feature = "rpc")]
+mod named;
+#[cfg(feature = "rpc")]
 pub mod status;
 
 /// The generated messages, clients and servers of `proto/v1/*.proto`.

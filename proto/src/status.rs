@@ -53,12 +53,28 @@ pub fn to_status(error: Error) -> Status {
     status
 }
 
-/// What a client makes of an answer. Takes it by value, so that it fits `map_err`.
+/// What a client makes of an answer. A status that no server gave, because the connection broke or nobody
+/// listens, is `Unavailable` with its innermost cause, which names the socket. Takes it by value, so that it
+/// fits `map_err`.
 #[allow(clippy::needless_pass_by_value)]
 pub fn from_status(status: Status) -> Error {
     let stated = status.metadata().get(KIND_KEY).and_then(|word| word.to_str().ok());
+    if stated.is_none()
+        && let Some(cause) = innermost(&status)
+    {
+        return Error::new(ErrorKind::Unavailable, cause);
+    }
     let kind = stated.and_then(|word| word.parse().ok()).unwrap_or_else(|| kind(status.code()));
     Error::new(kind, status.message())
+}
+
+/// What lies below a status of this client's own making.
+fn innermost(status: &Status) -> Option<String> {
+    let mut cause = std::error::Error::source(status)?;
+    while let Some(below) = cause.source() {
+        cause = below;
+    }
+    Some(cause.to_string())
 }
 
 #[cfg(test)]

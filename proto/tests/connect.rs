@@ -152,3 +152,27 @@ async fn nobody_listening_is_unavailable_and_a_lazy_channel_finds_the_next_liste
     assert_eq!(number_of(&mut client).await.unwrap(), 9);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn a_daemon_that_hangs_up_in_mid_call_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let hang_up = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        // The preface, the settings and the head of a call: nothing of it is answered.
+        let mut bytes = [0; 4096];
+        let mut read = 0;
+        while read < 150 {
+            read += tokio::io::AsyncReadExt::read(&mut connection, &mut bytes).await.unwrap();
+        }
+    });
+    let mut client = LayerFsClient::new(proto::connect::unix_lazy(&path));
+    let lost = number_of(&mut client).await.unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Unavailable);
+    assert!(lost.to_string().contains(path.to_str().unwrap()), "{lost}");
+    hang_up.await.unwrap();
+    let refused = number_of(&mut client).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
+}

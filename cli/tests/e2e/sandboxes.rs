@@ -226,6 +226,38 @@ fn sandboxes_go_on_when_the_node_is_killed() {
 }
 
 #[test]
+fn a_node_that_is_killed_in_mid_call_is_named_with_the_remedy() {
+    let world = world();
+    let id = world.line("create box:1").ok().out.trim().to_owned();
+    let words = ["exec", &id, "--", "/bin/sh", "-c", "echo begun; exec sleep 600"];
+    let mut exec = world.command(&words);
+    let mut exec = exec.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut begun = [0; 6];
+    exec.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
+    kill(world.node_pid().unwrap(), 9);
+    let done = end_of(exec, "an exec whose node is dead");
+    let (data, socket) = (world.data(), world.data().join("run/node.sock"));
+    let done = done.fails(1, &format!("the node of {} does not answer", data.display()));
+    let remedy = format!("`lamella up --data {}`", data.display());
+    assert!(done.err.contains(socket.to_str().unwrap()) && done.err.contains(&remedy));
+    // The remedy is one.
+    let mut node = world.spawn("up");
+    eventually("the node comes up", || world.line("stats").code == 0);
+    assert_eq!(shell(&world, &format!("exec {id}"), "echo again").ok().out, "again\n");
+    let fsd = world.line("stats --json").ok().json()["fsd_pid"].as_u64().unwrap() as u32;
+    // Stopped, so that nobody starts the daemon again.
+    kill(node.id(), 19);
+    kill(fsd, 9);
+    let what = format!("the file-system daemon of {} does not answer", data.display());
+    world.line("stats").fails(1, &what);
+    kill(node.id(), 18);
+    eventually("the daemon is back", || world.line("stats").code == 0);
+    world.line("down").ok();
+    node.wait().unwrap();
+    world.nothing_is_left();
+}
+
+#[test]
 fn two_runs_share_one_ephemeral_node() {
     let world = world();
     let line = "run --rm box:1 -- sh -c sleep\t1;echo\tdone";
