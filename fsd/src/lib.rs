@@ -56,7 +56,10 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
     let paths = config.paths()?;
     let locator = Arc::new(locate::NodeLocator::new(&paths.node_socket()));
     let metrics = config.metrics;
-    let started = tokio::task::spawn_blocking(move || node::Node::start(&config, locator));
+    let started = tokio::task::spawn_blocking(move || {
+        keeper::remove_empty_groups();
+        node::Node::start(&config, locator)
+    });
     let node = started.await.map_err(|error| {
         Error::new(ErrorKind::Internal, "the start of fsd died").with_source(error)
     })??;
@@ -76,7 +79,10 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
         completions.break_off();
     };
     proto::connect::serve_unix(&paths.socket(), service.routes(), ended).await?;
-    let flush = tokio::task::spawn_blocking(move || node.attachments.finish());
+    let flush = tokio::task::spawn_blocking(move || {
+        node.attachments.finish();
+        keeper::remove_empty_groups();
+    });
     flush
         .await
         .map_err(|error| Error::new(ErrorKind::Internal, "the last flush died").with_source(error))

@@ -148,6 +148,13 @@ impl Drop for Stack {
                 let _ = Command::new("kill").args(["-9", &pid]).status();
             }
         }
+        for _ in 0..400 {
+            if fsd::keeper::groups_of(&data).is_empty() {
+                break;
+            }
+            fsd::keeper::remove_empty_groups();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 }
 

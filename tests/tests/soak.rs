@@ -39,15 +39,11 @@ impl Census {
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             String::from_utf8_lossy(&line).contains(&needle)
         };
-        let data = layer::Digest::of(world.data.as_os_str().as_encoded_bytes()).short();
-        let group = format!("lamella-keeper-{data}");
-        let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"];
-        let groups = roots.into_iter().flat_map(listed);
         Self {
             mounts: world.mounts().len(),
             processes: listed("/proc").filter(mentions).count(),
             descriptors: listed("/proc/self/fd").count(),
-            groups: groups.filter(|e| e.file_name().to_string_lossy().starts_with(&group)).count(),
+            groups: fsd::keeper::groups_of(&world.data).len(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `doctor`: what this host can do, and why not more.
 //!
 //! Every capability is tried once, on scratch objects that are gone afterwards; planes and backends
-//! follow from them. Nothing is created for the node.
+//! follow from them. Nothing is created for the node; control groups that killed keepers left are removed.
 
 use super::Scene;
 use crate::errors::Outcome;
@@ -49,6 +49,15 @@ struct Diagnosis {
     planes: Vec<Verdict>,
     backends: Vec<Verdict>,
     capabilities: Vec<Line>,
+    /// Groups of keepers that were killed, which are gone now.
+    #[serde(skip_serializing_if = "is_zero")]
+    removed_keeper_groups: usize,
+}
+
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Whether a plane or a backend can be used here.
@@ -184,6 +193,7 @@ pub fn doctor(scene: &Scene) -> Outcome {
             .iter()
             .map(|(capability, finding)| Line { name: capability.name(), finding: finding.clone() })
             .collect(),
+        removed_keeper_groups: fsd::keeper::remove_empty_groups(),
     };
     if scene.out.is_json() {
         return scene.out.result(&diagnosis, String::new);
@@ -200,6 +210,10 @@ fn summary(diagnosis: &Diagnosis) -> String {
     lines.push(format!("kernel: {} on {}", diagnosis.kernel, diagnosis.machine));
     lines.push(format!("data: {}, store: {}", diagnosis.data.display(), diagnosis.store));
     lines.extend(diagnosis.usrbio.iter().map(Verdict::line));
+    if diagnosis.removed_keeper_groups > 0 {
+        let count = diagnosis.removed_keeper_groups;
+        lines.push(format!("removed {count} empty control groups of keepers that were killed"));
+    }
     let mut text = String::new();
     for line in lines {
         text.push_str(&crate::output::escape(&line));

@@ -279,3 +279,43 @@ fn a_node_on_another_store_does_not_take_over_the_fsd_of_the_first() {
     world.run(&["--store", &other, "down"]).ok();
     world.nothing_is_left();
 }
+
+/// Kills everything of the node, the keepers too, and takes the mounts back by hand.
+fn kill_everything(world: &World) {
+    let mut pids = world.processes();
+    // The node first: it would start the others again.
+    pids.sort_by_key(|pid| Some(*pid) != world.node_pid());
+    for pid in pids {
+        kill(pid, 9);
+    }
+    for point in world.mounts() {
+        sys::mount::unmount(&point, sys::mount::Unmount::Lazy).unwrap();
+    }
+}
+
+#[test]
+fn groups_of_killed_keepers_are_taken_away_by_whoever_comes_next() {
+    let mount = Mountable::mounted();
+    let world = &mount.world;
+    let groups = || fsd::keeper::groups_of(&world.data());
+    if groups().is_empty() {
+        // A host whose control groups are closed to us.
+        return;
+    }
+    kill_everything(world);
+    // A group is empty once its process is reaped, which init does in its own time.
+    eventually("the groups go", || {
+        world.line("doctor").ok();
+        groups().is_empty()
+    });
+    mount.umount();
+    world.run(&["mount", "base/x:1", mount.at()]).ok();
+    assert!(!groups().is_empty());
+    // What `down` ends has no keeper any more that could leave by itself.
+    let stats = world.line("stats --json").ok().json();
+    let keepers = stats["keeper_pids"].as_array().unwrap();
+    keepers.iter().for_each(|pid| kill(pid.as_u64().unwrap() as u32, 9));
+    world.line("down").ok();
+    eventually("the groups go", || groups().is_empty());
+    world.nothing_is_left();
+}

@@ -192,6 +192,14 @@ impl Drop for World {
         for pid in self.processes() {
             kill(pid, 9);
         }
+        // A group cannot be removed before its last process is reaped, which init does in its own time.
+        for _ in 0..400 {
+            if fsd::keeper::groups_of(&self.data()).is_empty() {
+                break;
+            }
+            fsd::keeper::remove_empty_groups();
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

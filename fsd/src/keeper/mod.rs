@@ -17,6 +17,7 @@ mod seats;
 mod succession;
 pub(crate) mod wire;
 
+pub use cgroup::{groups_of, remove_empty as remove_empty_groups};
 pub(crate) use seats::{Inheritance, Keepers, held_files};
 
 use crate::config::Paths;

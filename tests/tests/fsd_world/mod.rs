@@ -10,7 +10,7 @@ use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
 use layer::manifest::{LayerKind, Manifest};
 use layer::tree::{Body, Extent, FileData, Inode, Kind, Timestamp, Tree};
-use layer::{ChunkDigest, Digest, LayerId, PackId};
+use layer::{ChunkDigest, LayerId, PackId};
 use proto::v1::layer_fs_client::LayerFsClient;
 use proto::v1::{
     AttachRequest, AttachResponse, CheckRequest, CheckResponse, CompleteRequest, CompleteResponse,
@@ -453,17 +453,12 @@ impl World {
 
     /// A group cannot be removed before its last process is reaped, which init does in its own time.
     fn remove_keeper_groups(&self) {
-        let data = Digest::of(self.data.as_os_str().as_encoded_bytes()).short();
-        for index in 0..fsd::KEEPERS {
-            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"] {
-                let group = Path::new(root).join(format!("lamella-keeper-{data}-{index}"));
-                for _ in 0..400 {
-                    if !group.exists() || std::fs::remove_dir(&group).is_ok() {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_millis(5));
-                }
+        for _ in 0..400 {
+            if fsd::keeper::groups_of(&self.data).is_empty() {
+                break;
             }
+            fsd::keeper::remove_empty_groups();
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
