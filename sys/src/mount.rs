@@ -11,11 +11,13 @@
 //! What survives a crash: a detached mount goes away with its last descriptor; an attached one stays
 //! until it is unmounted. Close the [`MountFd`] before unmounting, or the kernel answers EBUSY.
 
+mod ext4;
 mod filesystem;
 mod fuse;
 mod idmap;
 mod table;
 
+pub use ext4::Ext4;
 pub use filesystem::{
     DevPts, Erofs, ErofsOnDemand, Mqueue, Overlay, OverlayLower, OverlayUpper, Proc,
     ProcVisibility, Sysfs, Tmpfs,

@@ -29,6 +29,8 @@ impl Namespaces {
     pub const NET: Self = Self(libc::CLONE_NEWNET as u64);
     /// The view of the cgroup trees.
     pub const CGROUP: Self = Self(libc::CLONE_NEWCGROUP as u64);
+    /// Users, groups and rights.
+    pub const USER: Self = Self(libc::CLONE_NEWUSER as u64);
 
     /// Both sets together.
     #[must_use]

@@ -49,7 +49,7 @@ impl Context {
     }
 
     /// A path as a string option: the kernel resolves it in the caller's root and namespace.
-    fn path(&self, key: &str, value: &Path) -> io::Result<()> {
+    pub(super) fn path(&self, key: &str, value: &Path) -> io::Result<()> {
         rustix::mount::fsconfig_set_string(&self.fd, key, value)
             .map_err(|e| self.explain(e, &format!("{key}={}", value.display())))
     }

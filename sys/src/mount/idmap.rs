@@ -30,7 +30,12 @@ impl IdMap {
     /// One child process exists while this runs; the namespace lives as long as the descriptor.
     pub fn user_namespace(&self) -> io::Result<OwnedFd> {
         let child = WaitingChild::spawn()?;
-        let folder = format!("/proc/{}", child.pid);
+        self.give_to(child.pid)
+    }
+
+    /// Gives this map to the new user namespace of a process, which has none yet; answers the namespace.
+    pub fn give_to(&self, pid: crate::process::Pid) -> io::Result<OwnedFd> {
+        let folder = format!("/proc/{pid}");
         write_once(&format!("{folder}/uid_map"), &lines(&self.users))?;
         write_once(&format!("{folder}/gid_map"), &lines(&self.groups))?;
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;

@@ -302,3 +302,53 @@ fn the_small_file_systems_of_a_sandbox_mount() {
     let sys = Sysfs.mount_detached(Attributes::KERNEL).unwrap();
     assert!(open(&sys, "kernel").is_ok());
 }
+
+#[test]
+fn an_overlay_of_shifted_mounts_keeps_on_disk_the_owners_that_are_seen_inside() {
+    use std::os::unix::fs::MetadataExt;
+    const FIRST: u32 = 0x1234_0000;
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = |name: &str| scratch.path().join(name);
+    for folder in ["lower", "writable/upper", "writable/work"] {
+        fs::create_dir_all(path(folder)).unwrap();
+    }
+    fs::write(path("lower/file"), "x").unwrap();
+    std::os::unix::fs::chown(path("lower/file"), Some(1000), Some(5)).unwrap();
+    let range = IdRange { from: 0, to: FIRST, count: 65_536 };
+    let map = IdMap { users: vec![range], groups: vec![range] };
+    let namespace = map.user_namespace().unwrap();
+    let shift = |folder: &str| {
+        let copy = clone_tree(&path(folder), Recursive::No).unwrap();
+        let idmap = Some(namespace.as_fd());
+        copy.set_attributes(&AttributeChange { idmap, ..AttributeChange::default() }).unwrap();
+        copy
+    };
+    let (lower, writable) = (shift("lower"), shift("writable"));
+    let (upper, work) = (
+        writable.open_inside(Path::new("upper")).unwrap(),
+        writable.open_inside(Path::new("work")).unwrap(),
+    );
+    let overlay = Overlay {
+        name: "test",
+        lowers: &[OverlayLower::Fd(lower.as_fd())],
+        upper: Some(OverlayUpper { upper: upper.as_fd(), work: work.as_fd() }),
+        volatile: true,
+    };
+    let identity = crate::identity::FileIdentity::assume(FIRST, FIRST).unwrap();
+    let overlay = overlay.mount_detached(Attributes::default()).unwrap();
+    write(overlay.as_fd(), "new", "y").unwrap();
+    write(overlay.as_fd(), "file", "z").unwrap();
+    make_folder(&overlay, "folder");
+    let owner = |metadata: fs::Metadata| (metadata.uid(), metadata.gid());
+    let seen = |name: &str| owner(open(&overlay, name).unwrap().metadata().unwrap());
+    assert_eq!(seen("file"), (FIRST + 1000, FIRST + 5));
+    assert_eq!((seen("new"), seen("folder")), ((FIRST, FIRST), (FIRST, FIRST)));
+    drop(identity);
+    // Who is nobody in there makes nothing.
+    assert_eq!(
+        crate::errno_of(&write(overlay.as_fd(), "foreign", "x").unwrap_err()),
+        Some(libc::EOVERFLOW)
+    );
+    let on_disk = |name: &str| owner(path("writable/upper").join(name).metadata().unwrap());
+    assert_eq!((on_disk("file"), on_disk("new"), on_disk("folder")), ((1000, 5), (0, 0), (0, 0)));
+}
