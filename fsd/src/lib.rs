@@ -22,7 +22,7 @@ pub mod keeper;
 mod known_layer;
 mod locate;
 mod made_files;
-mod metrics;
+pub mod metrics;
 mod node;
 mod planes;
 mod profile;
@@ -64,7 +64,7 @@ pub async fn run(config: FsdConfig, shutdown: impl Future<Output = ()> + Send) -
         Error::new(ErrorKind::Internal, "the start of fsd died").with_source(error)
     })??;
     if let Some(address) = metrics {
-        metrics::serve(address, Arc::clone(&node));
+        metrics::serve(address, metrics::of_node(Arc::clone(&node)));
     }
     let drained = Arc::new(Notify::new());
     let service = service::Service::new(Arc::clone(&node), Arc::clone(&drained));

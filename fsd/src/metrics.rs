@@ -1,14 +1,18 @@
-//! Metrics over HTTP in the text format of Prometheus; off unless an address is given.
+//! Metrics over HTTP in the text format of Prometheus; off unless an address is given. A node serves them for all
+//! of its daemons, an fsd by itself its own.
 //!
-//! Every number is one of `stats`; this only writes them down. Bounded: so many connections at once, a
+//! Every number of fsd is one of `stats`; this only writes them down. Bounded: so many connections at once, a
 //! short request, a deadline for both directions. Whoever can reach the address can read the numbers:
 //! names of layers and holders are not secret, but bind it where only the collector is.
 
 use crate::node::Node;
 use crate::stats;
+use layer::{Error, ErrorKind, Result};
+use proto::meter::{Kind, Page};
 use proto::v1::{LayerStats, StatsResponse};
-use std::fmt::Write;
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,13 +30,32 @@ const ERROR_PAUSE: Duration = Duration::from_millis(100);
 /// Pause after the address could not be bound.
 const BIND_PAUSE: Duration = Duration::from_secs(5);
 
+/// Makes the page of the moment.
+pub type Source = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Page>> + Send>> + Send + Sync>;
+
+/// The numbers of a node of fsd.
+pub(crate) fn of_node(node: Arc<Node>) -> Source {
+    Arc::new(move || {
+        let node = Arc::clone(&node);
+        Box::pin(async move {
+            let collected = tokio::task::spawn_blocking(move || stats::collect(&node)).await;
+            let stats = collected.map_err(|error| {
+                Error::new(ErrorKind::Internal, "collect the numbers").with_source(error)
+            })??;
+            let mut page = Page::default();
+            write(&mut page, &stats);
+            Ok(page)
+        })
+    })
+}
+
 /// Answers on an address until the runtime ends. One that cannot be bound is tried again: no reader of a
 /// layer may suffer from it.
-pub fn serve(address: SocketAddr, node: Arc<Node>) {
+pub fn serve(address: SocketAddr, source: Source) {
     tokio::spawn(async move {
         loop {
             match TcpListener::bind(address).await {
-                Ok(listener) => return accept(listener, node).await,
+                Ok(listener) => return accept(listener, source).await,
                 Err(error) => tracing::error!(%error, %address, "metrics are not served"),
             }
             tokio::time::sleep(BIND_PAUSE).await;
@@ -40,15 +63,15 @@ pub fn serve(address: SocketAddr, node: Arc<Node>) {
     });
 }
 
-async fn accept(listener: TcpListener, node: Arc<Node>) {
+async fn accept(listener: TcpListener, source: Source) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     // The semaphore is never closed.
     while let Ok(permit) = Arc::clone(&connections).acquire_owned().await {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let node = Arc::clone(&node);
+                let source = Arc::clone(&source);
                 tokio::spawn(async move {
-                    let answered = tokio::time::timeout(PATIENCE, answer(stream, node)).await;
+                    let answered = tokio::time::timeout(PATIENCE, answer(stream, source)).await;
                     if let Ok(Err(error)) = answered {
                         tracing::debug!(%error, "a client of the metrics went away");
                     }
@@ -63,7 +86,7 @@ async fn accept(listener: TcpListener, node: Arc<Node>) {
     }
 }
 
-async fn answer(mut stream: TcpStream, node: Arc<Node>) -> std::io::Result<()> {
+async fn answer(mut stream: TcpStream, source: Source) -> std::io::Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         if request.len() > REQUEST_BYTES || stream.read_buf(&mut request).await? == 0 {
@@ -71,12 +94,13 @@ async fn answer(mut stream: TcpStream, node: Arc<Node>) -> std::io::Result<()> {
         }
     }
     let (status, body) = match request.split(|byte| *byte == b' ').take(2).collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics"] => {
-            match tokio::task::spawn_blocking(move || stats::collect(&node)).await {
-                Ok(Ok(stats)) => ("200 OK", render(&stats)),
-                _ => ("500 Internal Server Error", String::new()),
+        [b"GET", b"/metrics"] => match source().await {
+            Ok(page) => ("200 OK", page.into_text()),
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "no metrics");
+                ("500 Internal Server Error", String::new())
             }
-        }
+        },
         [b"GET", _] => ("404 Not Found", "only /metrics is here\n".to_owned()),
         _ => ("405 Method Not Allowed", String::new()),
     };
@@ -153,31 +177,21 @@ const LAYER: &[LayerMetric] = &[
     ),
 ];
 
-/// All numbers as text.
-fn render(stats: &StatsResponse) -> String {
-    let mut text = String::new();
-    let head = |text: &mut String, name: &str, what: &str, grows: bool| {
-        let kind = if grows { "counter" } else { "gauge" };
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# HELP lamella_{name} {what}\n# TYPE lamella_{name} {kind}");
-    };
+/// Writes down all numbers of fsd.
+pub fn write(page: &mut Page, stats: &StatsResponse) {
+    let kind = |grows: bool| if grows { Kind::Counter } else { Kind::Gauge };
     for (name, what, grows, value) in NODE {
-        head(&mut text, name, what, *grows);
-        let _ = writeln!(text, "lamella_{name} {}", value(stats));
+        page.family(name, what, kind(*grows));
+        page.value(name, &[], value(stats));
     }
     for (name, what, grows, value) in LAYER {
-        head(&mut text, name, what, *grows);
+        page.family(name, what, kind(*grows));
         for layer in &stats.layers {
             let id: String = layer.layer_id.iter().map(|byte| format!("{byte:02x}")).collect();
             let plane = layer.plane().as_str_name().trim_start_matches("PLANE_").to_lowercase();
-            let _ = writeln!(
-                text,
-                "lamella_{name}{{layer=\"{id}\",plane=\"{plane}\"}} {}",
-                value(layer)
-            );
+            page.value(name, &[("layer", &id), ("plane", &plane)], value(layer));
         }
     }
-    text
 }
 
 #[cfg(test)]
@@ -189,7 +203,9 @@ mod tests {
         let layer = LayerStats { layer_id: vec![0xab; 32], hits: 7, ..LayerStats::default() };
         let stats =
             StatsResponse { cache_bytes: 5, layers: vec![layer], ..StatsResponse::default() };
-        let text = render(&stats);
+        let mut page = Page::default();
+        write(&mut page, &stats);
+        let text = page.into_text();
         assert!(text.contains("\nlamella_cache_bytes 5\n"), "{text}");
         let id = "ab".repeat(32);
         let line = format!("lamella_layer_hits_total{{layer=\"{id}\",plane=\"auto\"}} 7\n");

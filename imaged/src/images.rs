@@ -4,6 +4,7 @@
 //! another and not all at once; `publishes` and `swept` guard small tables and are never held over I/O.
 
 use crate::catalog::Catalog;
+use crate::meters::Meters;
 use crate::publish::Publish;
 use layer::Result;
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ pub(crate) struct Images {
     pub(crate) publishes: Mutex<HashMap<String, Arc<Publish>>>,
     pub(crate) swept: Mutex<Option<Instant>>,
     pub(crate) uploads: Arc<Semaphore>,
+    pub(crate) meters: Meters,
 }
 
 impl Images {
@@ -36,6 +38,7 @@ impl Images {
             publishes: Mutex::default(),
             swept: Mutex::default(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
+            meters: Meters::new(),
         };
         if new {
             let found = images.reindex()?;

@@ -58,12 +58,16 @@ impl Images {
     ) -> Result<Lease> {
         let ttl_ms = checked_ttl(ttl_ms)?;
         self.sweep_leases();
-        self.store.put_lease(holder, ids, purpose, ttl_ms)
+        let lease = self.store.put_lease(holder, ids, purpose, ttl_ms)?;
+        self.meters.leases.add(1);
+        Ok(lease)
     }
 
     /// Ends a lease; one that ended already is fine.
     pub(crate) fn release_lease(&self, id: &str) -> Result<()> {
-        self.store.delete_lease(id)
+        self.store.delete_lease(id)?;
+        self.meters.leases_ended.add(1);
+        Ok(())
     }
 
     /// Clears leases of dead holders away, now and then. Only space is at stake, so a failure is told and no more.

@@ -21,6 +21,7 @@ mod gc;
 mod images;
 mod index;
 mod leases;
+mod meters;
 mod names;
 mod protect;
 mod publish;
@@ -102,6 +103,16 @@ impl Service {
 
     /// The gRPC routes of this daemon.
     pub fn routes(&self) -> tonic::service::Routes {
-        rpc::routes(self.images.clone())
+        self.calls().measure(rpc::routes(self.images.clone()))
+    }
+
+    /// What is measured of its calls.
+    pub fn calls(&self) -> &Arc<proto::meter::calls::Calls> {
+        &self.images.meters.calls
+    }
+
+    /// Writes down what it counts, but for the calls.
+    pub fn write_meters(&self, page: &mut proto::meter::Page) {
+        self.images.write_meters(page);
     }
 }

@@ -167,6 +167,7 @@ impl Images {
     ) -> Result<ReferenceEntry> {
         let entry = self.store.move_reference(reference, target, author, expected)?;
         self.catalog.put_entry(reference, &entry)?;
+        self.meters.reference_moves.add(1);
         Ok(entry)
     }
 }

@@ -121,6 +121,7 @@ impl Images {
         self.refresh()?;
         let publish = Arc::new(Publish::new(&lease, ttl_ms, condemned));
         locked(&self.publishes).insert(lease.id.clone(), publish);
+        self.meters.publishes.add(1);
         Ok((lease.id, lease.expires_unix_ns))
     }
 
@@ -202,6 +203,7 @@ impl Images {
             }
         };
         let lease = self.store.put_claim(HOLDER, claim)?;
+        self.meters.leases.add(1);
         let ended = {
             let mut state = locked(&publish.state);
             state.expires_unix_ns = lease.expires_unix_ns;
@@ -247,7 +249,14 @@ impl Images {
             Some(place) => lost.contains(&place.pack),
             None => *digest != ChunkDigest::ZERO,
         };
-        Ok(digests.iter().map(missing).collect())
+        let missing: Vec<bool> = digests.iter().map(missing).collect();
+        for (digest, _) in digests.iter().zip(&missing).filter(|(_, missing)| !**missing) {
+            if let Some(place) = places.get(digest) {
+                self.meters.reused_chunks.add(1);
+                self.meters.reused_bytes.add(u64::from(place.stored_bytes));
+            }
+        }
+        Ok(missing)
     }
 
     /// Keeps condemned packs for this publish. Returns those that it came too late for.
@@ -290,6 +299,8 @@ impl Images {
         let (id, existed) = self.store.put_layer(bytes)?;
         publish.forget_packs(&located.locations.packs);
         self.catalog.put_layer(&layer_record(id, &file.manifest, located.stored_bytes))?;
+        self.meters.layers.add(1);
+        self.meters.known_layers.add(u64::from(existed));
         Ok((id, existed))
     }
 
@@ -360,6 +371,7 @@ impl Images {
         }
         let put = self.store.put_environment(document)?;
         self.catalog.put_environment(&environment)?;
+        self.meters.environments.add(1);
         Ok(put)
     }
 

@@ -228,6 +228,8 @@ impl<'a> Sink<'a> {
     pub(crate) fn finish(mut self) -> Result<Uploaded> {
         self.seal()?;
         self.settle()?;
+        self.images.meters.uploaded_chunks.add(self.uploaded.chunks_stored);
+        self.images.meters.uploaded_bytes.add(self.uploaded.bytes_stored);
         Ok(self.uploaded)
     }
 

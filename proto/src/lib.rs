@@ -8,6 +8,8 @@
 pub mod connect;
 pub mod launch;
 #[cfg(feature = "rpc")]
+pub mod meter;
+#[cfg(feature = "rpc")]
 mod named;
 #[cfg(feature = "rpc")]
 pub mod status;

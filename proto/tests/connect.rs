@@ -176,3 +176,25 @@ async fn a_daemon_that_hangs_up_in_mid_call_is_named() {
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
 }
+
+#[tokio::test]
+async fn calls_are_measured_by_name() {
+    let calls = proto::meter::calls::Calls::of_layer_fs();
+    let channel = proto::connect::in_process(calls.measure(routes(1))).await.unwrap();
+    let mut client = LayerFsClient::new(channel);
+    number_of(&mut client).await.unwrap();
+    number_of(&mut client).await.unwrap();
+    client.drain(DrainRequest { force: false }).await.unwrap_err();
+    let mut page = proto::meter::Page::default();
+    proto::meter::calls::write(&mut page, &[&calls]);
+    let text = page.into_text();
+    let of = |method: &str| format!("{{service=\"LayerFs\",method=\"{method}\"}}");
+    for line in [
+        format!("lamella_rpc_seconds_count{} 2", of("Stats")),
+        format!("lamella_rpc_errors_total{} 0", of("Stats")),
+        format!("lamella_rpc_errors_total{} 1", of("Drain")),
+    ] {
+        assert!(text.contains(&line), "{line:?} is not in {text}");
+    }
+    assert!(!text.contains("Attach"), "{text}");
+}

@@ -3,6 +3,7 @@
 //! One task drives a command; it ends with the command. A client that goes away takes its command along.
 
 use crate::backends::{Started, Tree};
+use crate::meters::Meters;
 use crate::plan;
 use crate::record::End as EndKind;
 use crate::sandbox::Sandbox;
@@ -36,12 +37,14 @@ pub async fn start(
     start: ExecStart,
     inputs: mpsc::Receiver<ExecInput>,
     default_limit_bytes: u64,
+    meters: Arc<Meters>,
 ) -> Result<mpsc::Receiver<ExecOutput>> {
     crate::spec::strings(&start.argv, &start.env)?;
     if start.argv.is_empty() {
         return Err(Error::invalid("no command is given"));
     }
     let instance = sandbox.running_instance().await?;
+    meters.execs.add(1);
     let defaults = sandbox.defaults();
     let mut command = plan::command(&defaults, start.argv, &start.env, start.cwd, start.user);
     let (outputs, receiver) = mpsc::channel(OUTPUT_QUEUE);
@@ -67,18 +70,20 @@ pub async fn start(
     };
     // The time-out counts from here: the sandbox can stop the process before it is the command.
     let Some(started) = within(timeout, starting).await else {
+        meters.exec_ended(EndKind::Timeout);
         end_at_once(&outputs, EndKind::Timeout, TIME_OVER.to_owned());
         return Ok(receiver);
     };
     let (Started { start: how, tree }, streams) = started?;
     let command = match how {
         CommandStart::Refused(code, message) => {
+            meters.exec_refused();
             end_at_once(&outputs, EndKind::Exited(code), message);
             return Ok(receiver);
         }
         CommandStart::Started(command) => command,
     };
-    let run = Run { sandbox, command, tree, sink, outputs, timeout };
+    let run = Run { sandbox, command, tree, sink, outputs, timeout, meters };
     tokio::spawn(run.drive(streams, inputs));
     Ok(receiver)
 }
@@ -128,6 +133,7 @@ struct Run {
     sink: Sink,
     outputs: mpsc::Sender<ExecOutput>,
     timeout: Option<Duration>,
+    meters: Arc<Meters>,
 }
 
 impl Run {
@@ -201,6 +207,10 @@ impl Run {
 
     async fn report(&mut self, end: EndKind) {
         let refusal = self.command.refusal();
+        match refusal {
+            Some(_) => self.meters.exec_refused(),
+            None => self.meters.exec_ended(end),
+        }
         // Before the client hears of the end, so that the next command finds the group free.
         self.tree = None;
         let truncated_bytes = match &self.sink {

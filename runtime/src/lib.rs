@@ -19,6 +19,7 @@ mod files;
 mod journal;
 mod layers;
 mod logs;
+mod meters;
 mod node;
 mod pack;
 mod plan;

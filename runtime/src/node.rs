@@ -7,6 +7,7 @@ use crate::backends::container::{Container, ContainerConfig};
 use crate::backends::{Backend, Command, Instance};
 use crate::journal::Journal;
 use crate::layers::Layers;
+use crate::meters::Meters;
 use crate::pack::LayerFiles;
 use crate::plan::{self, PlannedLimits};
 use crate::record::{AskedLimits, End, MainCommand, RECORD_VERSION, Record, State};
@@ -24,7 +25,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use sys::process::Exit;
 use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
@@ -90,6 +91,7 @@ pub struct Node {
     pub(crate) layers: Layers,
     pub(crate) images: ImagesClient<Channel>,
     pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+    pub(crate) meters: Arc<Meters>,
     journal: Arc<Journal>,
     ended: Mutex<VecDeque<String>>,
     keys: Mutex<HashMap<String, String>>,
@@ -119,6 +121,7 @@ impl Node {
             container,
             journal: Arc::new(journal),
             sandboxes: Mutex::default(),
+            meters: Arc::default(),
             ended: Mutex::default(),
             keys: Mutex::default(),
             launches: Semaphore::new(cores * 4),
@@ -190,11 +193,16 @@ impl Node {
                 return self.created_before(&known).await;
             }
         }
+        let begin = Instant::now();
         let (node, key) = (Arc::clone(self), spec.idempotency_key.clone());
         let created = tokio::spawn(async move { node.create_new(spec, id).await });
         let created = created.await.unwrap_or_else(|error| {
             Err(Error::new(ErrorKind::Internal, "creation panicked").with_source(error))
         });
+        match created {
+            Ok(_) => self.meters.creates.observe_since(begin),
+            Err(_) => self.meters.create_failures.add(1),
+        }
         if let (Err(_), Some(key)) = (&created, key) {
             self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         }
@@ -283,6 +291,7 @@ impl Node {
         })?;
         self.supervise(sandbox, Arc::clone(&instance), layers.to_vec());
         if let Some(main) = main {
+            self.meters.starts.add(1);
             tokio::spawn(follow_main(Arc::clone(sandbox), instance, main));
         }
         Ok(())
@@ -309,6 +318,7 @@ impl Node {
             if let Err(error) = written {
                 tracing::error!(id = sandbox.id(), error = %error.chain(), "journal");
             }
+            node.meters.sandbox_ended(end);
             node.layers.release(&layers);
             node.remember_ended(sandbox.id());
             instance.release().await;

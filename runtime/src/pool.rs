@@ -7,6 +7,7 @@
 
 use crate::plan::PlannedLimits;
 use layer::{Context, Error, ErrorKind, Result};
+use proto::meter::Counter;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -135,6 +136,7 @@ pub struct Pool {
     folder: PathBuf,
     free: Mutex<Vec<Slot>>,
     next: AtomicU32,
+    made: Counter,
 }
 
 /// Free slots beyond this are removed rather than kept.
@@ -146,7 +148,12 @@ impl Pool {
     /// `groups`: our group's name in every hierarchy; `folder`: where the writable layers lie.
     pub fn new(hierarchies: Arc<Hierarchies>, groups: PathBuf, folder: PathBuf) -> Self {
         let (free, next) = (Mutex::new(Vec::new()), AtomicU32::new(0));
-        Self { hierarchies, groups, folder, free, next }
+        Self { hierarchies, groups, folder, free, next, made: Counter::default() }
+    }
+
+    /// How many slots are free, and how many were made.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.lock_free().len() as u64, self.made.get())
     }
 
     /// Name of a slot's group, below ours.
@@ -232,6 +239,7 @@ impl Pool {
         for folder in [&slot.upper, &slot.work] {
             make_folder(folder)?;
         }
+        self.made.add(1);
         Ok(slot)
     }
 

@@ -10,7 +10,7 @@ use proto::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use proto::v1::{self, ExecInput, exec_input::Input};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -35,7 +35,18 @@ impl Service {
 
     /// What a server adds to serve the interface.
     pub fn routes(&self) -> tonic::service::Routes {
-        tonic::service::Routes::new(SandboxesServer::new(self.clone()))
+        let routes = tonic::service::Routes::new(SandboxesServer::new(self.clone()));
+        self.calls().measure(routes)
+    }
+
+    /// What is measured of its calls.
+    pub fn calls(&self) -> &Arc<proto::meter::calls::Calls> {
+        &self.node.meters.calls
+    }
+
+    /// Writes down what it counts, but for the calls.
+    pub fn write_meters(&self, page: &mut proto::meter::Page) {
+        self.node.write_meters(page);
     }
 
     /// The interface as a tonic service, to be served together with others.
@@ -162,7 +173,9 @@ impl Sandboxes for Service {
         let sandbox = self.find(&start.sandbox_id)?;
         let (sender, inputs) = mpsc::channel(QUEUE);
         let limit = self.node.config.default_output_bytes;
-        let outputs = exec::start(sandbox, start, inputs, limit).await.map_err(to_status)?;
+        let meters = Arc::clone(&self.node.meters);
+        let outputs =
+            exec::start(sandbox, start, inputs, limit, meters).await.map_err(to_status)?;
         tokio::spawn(async move {
             while let Ok(Some(input)) = incoming.message().await {
                 if sender.send(input).await.is_err() {
@@ -259,7 +272,12 @@ impl Sandboxes for Service {
         let request = request.into_inner();
         let (node, sandbox) = (Arc::clone(&self.node), self.find(&request.id)?);
         // In a task of its own: a client that leaves does not leave a half-named result.
-        let packing = tokio::spawn(async move { pack::pack_diff(&node, &sandbox, request).await });
+        let packing = tokio::spawn(async move {
+            let begin = Instant::now();
+            let packed = pack::pack_diff(&node, &sandbox, request).await?;
+            node.meters.packs.observe_since(begin);
+            Ok(packed)
+        });
         let packed = packing.await.map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(packed.map_err(to_status)?))
     }

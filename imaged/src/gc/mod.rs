@@ -28,7 +28,7 @@ use layer::{Digest, Error, ErrorKind, LayerId, Result};
 use marks::Marks;
 use roots::Roots;
 use std::collections::{BTreeSet, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use store::{Collectable, Collector, Condemned, MAX_CLOCK_SKEW, Stock};
 
 /// What is listed by name; more is only counted.
@@ -121,8 +121,12 @@ impl Images {
         if options.dry_run {
             return Run::look(self, options)?.report();
         }
+        let begin = Instant::now();
         let mut collector = self.store.collect_alone()?;
         let collected = self.collect_alone(options, &mut collector);
+        if let Ok(collected) = &collected {
+            self.meters.collected(collected, begin);
+        }
         match collector.release() {
             Ok(()) => {}
             Err(error) => tracing::warn!("the collector's lease ends by itself: {}", error.chain()),

@@ -92,6 +92,11 @@ impl Container {
         }
     }
 
+    /// How many slots are free, and how many were made.
+    pub fn slots(&self) -> (u64, u64) {
+        self.shared.pool.counts()
+    }
+
     /// Lets the zygote end, removes free slots and our groups. Sandboxes that live go on.
     pub async fn close(&self) {
         if let Some(zygote) = self.shared.zygote.write().await.take() {
