@@ -400,3 +400,57 @@ fn referrers_are_listed_by_both_ways() {
     let name: ImageName = format!("{}/demo/app@{subject}", nothing.host).parse().unwrap();
     assert!(referrers(&name, RegistryOptions::default(), None).unwrap().is_empty());
 }
+
+/// An image of several layers of which none says anything of another.
+fn many_layers(count: u64) -> Content {
+    let mut content = Content::default();
+    let tar = |at| Tape::default().file(&format!("file{at}"), &noise(20_000, at + 1)).end();
+    content.image(&(0..count).map(tar).collect::<Vec<_>>(), Some("v1"));
+    content
+}
+
+#[test]
+fn layers_are_fetched_side_by_side_and_no_more_than_three_of_them() {
+    let expected = pulled(&many_layers(8).serve()).layer_ids();
+    // How many are on their way, and how many there were at most.
+    let counts = Arc::new(std::sync::Mutex::new((0, 0)));
+    let (content, here) = (many_layers(8), Arc::clone(&counts));
+    let together = std::sync::Barrier::new(3);
+    let first = AtomicUsize::new(0);
+    let server = Server::start(move |request| {
+        let reply = content.answer(request);
+        if reply.body.len() < 10_000 {
+            return reply;
+        }
+        {
+            let mut counts = here.lock().unwrap();
+            counts.0 += 1;
+            counts.1 = counts.1.max(counts.0);
+        }
+        // The first three get nothing before all three have asked.
+        if first.fetch_add(1, Ordering::Relaxed) < 3 {
+            together.wait();
+        }
+        here.lock().unwrap().0 -= 1;
+        reply
+    });
+    assert_eq!(pulled(&server).layer_ids(), expected);
+    assert_eq!(*counts.lock().unwrap(), (0, 3));
+}
+
+#[test]
+fn a_layer_that_fails_ends_the_others_and_is_the_one_that_is_named() {
+    let content = many_layers(8);
+    let gone = {
+        let blobs = content.objects.iter().filter(|(_, (_, bytes))| bytes.len() > 10_000);
+        blobs.map(|(path, _)| path.clone()).next().unwrap()
+    };
+    let missing = gone.clone();
+    let server = Server::start(move |request| match request.path == missing {
+        true => Reply::status(404),
+        false => content.answer(request),
+    });
+    let error = refused(&server);
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    assert!(error.chain().contains(gone.rsplit('/').next().unwrap()), "{}", error.chain());
+}

@@ -7,6 +7,7 @@
 //! a layer above it needs more of it than the tree (a hard link across layers takes the file's bytes along),
 //! the image is read again without such shortcuts, so that the result never depends on what was there before.
 
+use super::ahead::{Ahead, Fetch};
 use super::originals::{self, Documents, Original, Reused};
 use super::run_config;
 use crate::content::Place;
@@ -52,7 +53,9 @@ pub(super) struct ImageParts<'a> {
     /// The documents themselves.
     pub documents: Documents,
     /// Brings a layer; what it brings is not verified yet.
-    pub fetch: &'a dyn Fn(usize) -> Result<Region>,
+    pub fetch: &'a Fetch<'a>,
+    /// How many are brought side by side.
+    pub at_once: usize,
 }
 
 /// Lists all layers of an image.
@@ -80,15 +83,40 @@ fn attempt(
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Option<Vec<LoadedLayer>>> {
+    // What stands for a layer depends on the tars below it, not on their content.
+    let mut chain = String::new();
+    let mut found = Vec::new();
+    for plan in &parts.layers {
+        options.cancel.check()?;
+        found.push(match shortcuts {
+            true => originals::find(plan, &chain, &annotations(plan), options)?,
+            false => None,
+        });
+        chain = chain_id(&chain, &plan.diff_id);
+    }
+    let wanted = found.iter().enumerate().filter(|(_, found)| found.is_none());
+    let wanted = wanted.map(|(at, _)| at).collect();
+    Ahead::with(parts.fetch, wanted, parts.at_once, |ahead| {
+        stack(parts, found, ahead, shortcuts, options, progress)
+    })
+}
+
+/// Unpacks and merges the layers, those that were found and those that are brought.
+fn stack(
+    parts: &ImageParts<'_>,
+    found: Vec<Option<Reused>>,
+    ahead: &Ahead<'_>,
+    shortcuts: bool,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Option<Vec<LoadedLayer>>> {
     let stacked = options.image_layers == ImageLayers::Stacked;
     let mut below = Index::new();
     let mut chain = String::new();
     let mut loaded = Vec::new();
-    for (at, plan) in parts.layers.iter().enumerate() {
+    for (plan, found) in parts.layers.iter().zip(found) {
         options.cancel.check()?;
         let annotations = annotations(plan);
-        let found =
-            if shortcuts { originals::find(plan, &chain, &annotations, options)? } else { None };
         let (index, layer) = match found {
             Some(Reused { index, file }) => {
                 let mut layer = LoadedLayer::new(index.clone(), annotations);
@@ -96,7 +124,7 @@ fn attempt(
                 (index, layer)
             }
             None => {
-                let region = (parts.fetch)(at)?;
+                let region = ahead.next()?;
                 let name = region.name.clone();
                 let (index, mut layer) =
                     convert(region, plan, &below, &chain, options, progress).context(|| name)?;

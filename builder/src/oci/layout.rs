@@ -152,7 +152,8 @@ fn from_layout(
     let parts = ImageParts {
         layers: LayerPlan::all(&config, descriptors),
         documents: Documents::new(Some(found.bytes), config_bytes)?,
-        fetch: &|at| files.blob(&descriptors[at]),
+        fetch: &|at, _| files.blob(&descriptors[at]),
+        at_once: 1,
         config,
     };
     assemble(&parts, options, progress)
@@ -202,7 +203,8 @@ fn from_docker(
     let parts = ImageParts {
         layers: LayerPlan::all(&config, &[]),
         documents: Documents::new(None, config_bytes)?,
-        fetch: &|at| files.open(&names[at]),
+        fetch: &|at, _| files.open(&names[at]),
+        at_once: 1,
         config,
     };
     assemble(&parts, options, progress)

@@ -4,12 +4,13 @@
 //! - [`name`], [`registry`], [`auth`], [`credentials`]: images in a registry;
 //! - [`layout`]: images in files;
 //! - [`document`]: indexes, manifests and configurations, and the choice among several;
-//! - [`assemble`]: the layers of an image become indexes, one for each or one for all;
+//! - [`assemble`]: the layers of an image become indexes, one for each or one for all; [`ahead`] brings them;
 //! - [`originals`]: what is kept beside the layers; [`framing`] of their tars, [`stream`] of their compression.
 //!
 //! All of it is written by strangers: digests and sizes are compared before anything is believed, documents,
 //! depths and counts are bounded.
 
+mod ahead;
 mod assemble;
 mod auth;
 mod credentials;

@@ -14,7 +14,10 @@ use layer::{Context, Error, ErrorKind, Result};
 use oci_spec::image::Descriptor;
 use std::io::Write;
 
-/// Lists an image. Its layers go to files without names, one after the other.
+/// Layers that are fetched side by side; as many wait for their turn to be unpacked.
+const LAYERS_AT_ONCE: usize = 3;
+
+/// Lists an image. Its layers go to files without names, a few side by side.
 pub(crate) fn pull(
     name: &ImageName,
     options: &BuildOptions,
@@ -32,7 +35,8 @@ pub(crate) fn pull(
         let parts = ImageParts {
             layers: LayerPlan::all(&config, descriptors),
             documents: Documents::new(Some(found.bytes), config_bytes)?,
-            fetch: &|at| fetch_layer(&registry, &descriptors[at], options, progress),
+            fetch: &|at, going| fetch_layer(&registry, &descriptors[at], options, progress, going),
+            at_once: LAYERS_AT_ONCE,
             config,
         };
         assemble(&parts, options, progress)
@@ -62,6 +66,7 @@ fn fetch_layer(
     descriptor: &Descriptor,
     options: &BuildOptions,
     progress: &dyn Progress,
+    going: &dyn Fn() -> Result<()>,
 ) -> Result<Region> {
     let digest = descriptor.digest().to_string();
     if descriptor.size() > options.max_unpacked_bytes {
@@ -71,6 +76,7 @@ fn fetch_layer(
     let mut file = spool::create(options)?;
     let mut hasher = Hasher::of(&digest)?;
     registry.blob(descriptor, &mut |bytes| {
+        going()?;
         progress.advance(0, bytes.len() as u64);
         hasher.update(bytes);
         file.write_all(bytes).context(|| format!("spool file in {}", options.spool_dir.display()))

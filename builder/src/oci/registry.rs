@@ -4,7 +4,7 @@
 //! without names; an interrupted one is asked for from where it ended. Plain HTTP is spoken with loopback
 //! addresses and where the caller allows it, never after HTTPS.
 //!
-//! Blocking; one request at a time.
+//! Blocking; one request of each thread at a time.
 
 use super::auth::Session;
 use super::name::ImageName;
