@@ -9,6 +9,7 @@
 pub mod cachefiles;
 pub mod capability;
 pub mod cgroup;
+pub mod datagram;
 pub mod fanotify;
 pub mod file;
 pub mod footprint;
@@ -19,6 +20,7 @@ pub mod mapping;
 pub mod measure;
 pub mod memory;
 pub mod mount;
+pub mod netlink;
 pub mod probe;
 pub mod process;
 pub mod pty;

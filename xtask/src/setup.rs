@@ -6,11 +6,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 17] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
     ("libcap-ng-dev", "the virtiofs library"),
+    ("clang", "the packet filter of sandboxes"),
+    ("libbpf-dev", "the packet filter of sandboxes"),
     ("erofs-utils", "judge of our EROFS images"),
     ("git", "judge of refreshed git indexes"),
     ("busybox-static", "root file system of runtime tests"),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Which crates of the workspace a crate may depend on; exhaustive.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("layer", &[]),
     ("sys", &[]),
     ("store", &["layer", "sys"]),
@@ -18,14 +18,15 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("builder", &["layer", "sys", "store", "proto"]),
     ("imaged", &["layer", "sys", "store", "proto", "builder"]),
     ("fsd", &["layer", "sys", "store", "proto"]),
-    ("runtime", &["layer", "sys", "proto", "builder"]),
+    ("netpolicy", &["layer", "sys"]),
+    ("runtime", &["layer", "sys", "proto", "builder", "netpolicy"]),
     ("cli", &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "bench"]),
     ("bench", &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime"]),
     (
         "tests",
         &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "cli", "bench"],
     ),
-    ("fuzz", &["layer", "store", "builder"]),
+    ("fuzz", &["layer", "store", "builder", "netpolicy"]),
     ("xtask", &[]),
 ];
 /// Crates that may hold unsafe code.
