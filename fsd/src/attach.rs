@@ -253,7 +253,12 @@ impl Attachments {
     fn mount(&self, live: &mut Live, plane: &Arc<dyn Plane>, at: &std::path::Path) -> Result<()> {
         let id = live.served.id();
         crate::cache::create_folder(at)?;
-        let device = self.devices.around(|| plane.mount(&live.served, at))?;
+        let prepared = plane.prepare(&live.served)?;
+        let mounted = self.devices.around(|| plane.mount(&live.served, at));
+        if mounted.is_err() && prepared {
+            plane.release(&live.served)?;
+        }
+        let device = mounted?;
         // What needs nobody is none of ours to slow down.
         let device = device.filter(|_| !plane.stands_alone());
         self.holders.set_device(&id, device.as_ref().map(BackingDevice::name))?;

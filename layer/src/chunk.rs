@@ -161,16 +161,16 @@ impl ChunkTable {
         if input.left() / ENTRY_BYTES != count || !input.left().is_multiple_of(ENTRY_BYTES) {
             return Err(input.corrupt(format!("{count} chunks do not fill {} bytes", input.left())));
         }
-        let mut chunks = Vec::with_capacity(count);
         let mut start_block = 0_u32;
-        for _ in 0..count {
-            let blocks = input.u32()?;
-            let digest = ChunkDigest(input.array()?);
-            chunks.push(Chunk { start_block, blocks, digest });
+        let entries = input.take(input.left())?.as_chunks::<ENTRY_BYTES>().0.iter();
+        let chunks = entries.map(|[a, b, c, d, digest @ ..]| {
+            let (start, blocks) = (start_block, u32::from_le_bytes([*a, *b, *c, *d]));
             // An overflow leaves a start that `new` refuses.
-            start_block = start_block.wrapping_add(blocks);
-        }
-        Self::new(chunks).map_err(|error| Error::corrupt("chunk table").with_source(error))
+            start_block = start.wrapping_add(blocks);
+            Chunk { start_block: start, blocks, digest: ChunkDigest(*digest) }
+        });
+        Self::new(chunks.collect())
+            .map_err(|error| Error::corrupt("chunk table").with_source(error))
     }
 
     /// BLAKE3 of the stored form; the manifest holds it.

@@ -1,33 +1,25 @@
 //! The layer file: manifest, chunk table and metadata image of one layer in one object.
 //!
-//! The content is canonical, its compression is not: files of one layer differ at most in how their
-//! metadata image is stored. That part starts on a page border, so that it can be read without the rest.
+//! The content is canonical, its compression is not: files of one layer differ at most in how the frames of
+//! their metadata image are compressed. That part starts on a page border, so that it can be read without the rest.
 
 use crate::chunk::{self, ChunkTable};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::frames::{self, Frames, MAX_METADATA_BYTES};
 use crate::id::{Digest, LayerId};
 use crate::input::Input;
 use crate::manifest::{self, Manifest};
-use crate::pack::Codec;
-use std::io::Read;
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"LAMLAYR1";
 const VERSION: u32 = 1;
-/// The metadata image is one zstd frame with the frame's digest behind it.
-const COMPRESSED: u32 = 1;
+/// No incompatible feature is assigned.
+const NO_FEATURES: u32 = 0;
 const FIELDS_BYTES: usize = 40;
-const DIGEST_BYTES: usize = 32;
-const LEVEL: i32 = 3;
-/// An image is at most this many times as long as its stored form, so that a small file cannot unpack
-/// to more memory than anybody has.
-const MAX_RATIO: u64 = 64;
 const ALIGNMENT: u64 = 4096;
 
 /// Bytes of the header; [`Layout::decode`] needs no more of the file.
 pub const HEADER_BYTES: usize = 72;
-/// The longest metadata image: what EROFS can address is far more than anybody should hold in memory.
-pub const MAX_METADATA_BYTES: u64 = 1 << 36;
 
 /// Everything that describes a layer, apart from its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,17 +41,10 @@ pub struct Layout {
     pub chunk_table: Range<u64>,
     /// The stored EROFS image; starts on a multiple of 4096 and ends the file.
     pub metadata: Range<u64>,
-    /// How the image is stored.
-    pub metadata_codec: Codec,
 }
 
 impl Layout {
-    fn new(
-        manifest_bytes: u64,
-        chunk_table_bytes: u64,
-        metadata_bytes: u64,
-        metadata_codec: Codec,
-    ) -> Result<Self> {
+    fn new(manifest_bytes: u64, chunk_table_bytes: u64, metadata_bytes: u64) -> Result<Self> {
         if manifest_bytes > manifest::MAX_BYTES as u64
             || chunk_table_bytes > chunk::MAX_TABLE_BYTES
             || metadata_bytes > MAX_METADATA_BYTES
@@ -70,7 +55,7 @@ impl Layout {
         let chunk_table = manifest.end..manifest.end + chunk_table_bytes;
         let start = chunk_table.end.next_multiple_of(ALIGNMENT);
         let metadata = start..start + metadata_bytes;
-        Ok(Self { manifest, chunk_table, metadata, metadata_codec })
+        Ok(Self { manifest, chunk_table, metadata })
     }
 
     /// Length of the whole file.
@@ -83,45 +68,32 @@ impl Layout {
         let mut input = Input::new("layer file", first);
         input.magic(MAGIC)?;
         input.version(VERSION)?;
-        let features = input.incompatible(COMPRESSED)?;
+        input.incompatible(NO_FEATURES)?;
         let lengths = [input.u64()?, input.u64()?, input.u64()?];
         let digest = input.array::<32>()?;
         if blake3::hash(&first[..FIELDS_BYTES]).as_bytes() != &digest {
             return Err(Error::corrupt("layer file: wrong header checksum"));
         }
-        let codec = if features & COMPRESSED == 0 { Codec::None } else { Codec::Zstd };
-        Self::new(lengths[0], lengths[1], lengths[2], codec)
+        Self::new(lengths[0], lengths[1], lengths[2])
     }
 
-    /// The plain image from its stored bytes. The caller takes no more of it than the manifest says and
-    /// compares its digest.
-    pub fn open_metadata<'a>(&self, stored: impl Read + 'a) -> Result<Box<dyn Read + 'a>> {
-        match self.metadata_codec {
-            Codec::None => Ok(Box::new(stored)),
-            Codec::Zstd => {
-                let plain = zstd::stream::read::Decoder::new(stored);
-                Ok(Box::new(plain.context(|| "start zstd".to_owned())?.single_frame()))
-            }
-        }
+    /// Where the table of the image's frames is.
+    pub fn frame_table(&self, metadata_bytes: u64) -> Result<Range<u64>> {
+        let start = self.metadata.start;
+        Ok(start..start + frames::table_bytes(metadata_bytes, self.metadata.end - start)?)
     }
 
-    /// `Corrupt` for an image that is longer than any stored form of this length may become.
-    pub fn check_metadata_bytes(&self, metadata_bytes: u64) -> Result<()> {
+    /// The frames of the image from their table; their ranges count from [`Layout::metadata`]'s start.
+    pub fn frames(&self, manifest: &Manifest, table: &[u8]) -> Result<Frames> {
         let stored = self.metadata.end - self.metadata.start;
-        let fits = match self.metadata_codec {
-            Codec::None => metadata_bytes == stored,
-            Codec::Zstd => metadata_bytes <= stored * MAX_RATIO,
-        };
-        let text = || format!("layer file: {stored} bytes stand for an image of {metadata_bytes}");
-        if fits { Ok(()) } else { Err(Error::corrupt(text())) }
+        Frames::decode(table, manifest.metadata_bytes, &manifest.metadata_digest, stored)
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
-        let features = if self.metadata_codec == Codec::Zstd { COMPRESSED } else { 0 };
-        bytes.extend_from_slice(&features.to_le_bytes());
+        bytes.extend_from_slice(&NO_FEATURES.to_le_bytes());
         for part in [&self.manifest, &self.chunk_table, &self.metadata] {
             bytes.extend_from_slice(&(part.end - part.start).to_le_bytes());
         }
@@ -141,22 +113,15 @@ impl LayerFile {
     /// manifest does not fit the other two parts.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check().map_err(Error::invalid)?;
-        match compress(&self.metadata)? {
-            Some(compressed) => self.encode_with(&compressed, Codec::Zstd),
-            None => self.encode_with(&self.metadata, Codec::None),
-        }
+        self.encode_with(&frames::encode(&self.metadata)?)
     }
 
-    fn encode_with(&self, metadata: &[u8], codec: Codec) -> Result<Vec<u8>> {
+    fn encode_with(&self, metadata: &[u8]) -> Result<Vec<u8>> {
         let manifest = self.manifest.canonical();
         let chunk_table = self.chunk_table.encode();
-        let layout = Layout::new(
-            manifest.len() as u64,
-            chunk_table.len() as u64,
-            metadata.len() as u64,
-            codec,
-        )
-        .map_err(|error| Error::invalid("layer file").with_source(error))?;
+        let layout =
+            Layout::new(manifest.len() as u64, chunk_table.len() as u64, metadata.len() as u64)
+                .map_err(|error| Error::invalid("layer file").with_source(error))?;
         let mut bytes = layout.encode();
         bytes.reserve_exact(layout.file_bytes() as usize - bytes.len());
         bytes.extend_from_slice(&manifest);
@@ -199,41 +164,12 @@ impl LayerFile {
         if part(&(layout.chunk_table.end..layout.metadata.start)).iter().any(|byte| *byte != 0) {
             return Err(Error::corrupt("layer file: padding is not zero"));
         }
-        let metadata = decompress(&layout, part(&layout.metadata), manifest.metadata_bytes)?;
+        let stored = part(&layout.metadata);
+        let metadata = frames::decode(stored, manifest.metadata_bytes, &manifest.metadata_digest)?;
         let file = Self { manifest, chunk_table, metadata };
         file.check().map_err(Error::corrupt)?;
         Ok(file)
     }
-}
-
-/// One zstd frame and its digest; nothing where that saves nothing.
-fn compress(plain: &[u8]) -> Result<Option<Vec<u8>>> {
-    let mut stored =
-        zstd::bulk::compress(plain, LEVEL).context(|| "compress a metadata image".to_owned())?;
-    let digest = blake3::hash(&stored);
-    stored.extend_from_slice(digest.as_bytes());
-    let (stored_bytes, plain_bytes) = (stored.len() as u64, plain.len() as u64);
-    let pays = stored_bytes < plain_bytes && stored_bytes * MAX_RATIO >= plain_bytes;
-    Ok(pays.then_some(stored))
-}
-
-/// The plain image. No more is allocated than the stored bytes may stand for.
-fn decompress(layout: &Layout, stored: &[u8], metadata_bytes: u64) -> Result<Vec<u8>> {
-    layout.check_metadata_bytes(metadata_bytes)?;
-    let frame = match layout.metadata_codec {
-        Codec::None => return Ok(stored.to_vec()),
-        Codec::Zstd => stored.len().checked_sub(DIGEST_BYTES).map(|at| stored.split_at(at)),
-    };
-    let frame = frame.filter(|(frame, digest)| blake3::hash(frame).as_bytes() == *digest);
-    let (frame, _) =
-        frame.ok_or_else(|| Error::corrupt("layer file: wrong digest of the image"))?;
-    let mut plain = Vec::new();
-    layout
-        .open_metadata(frame)?
-        .take(metadata_bytes + 1)
-        .read_to_end(&mut plain)
-        .map_err(|error| Error::corrupt("layer file: the image's frame").with_source(error))?;
-    Ok(plain)
 }
 
 #[cfg(test)]
@@ -278,10 +214,9 @@ mod tests {
             prop_assert_eq!(&LayerFile::decode(&bytes).unwrap(), &file);
             let layout = Layout::decode(&bytes[..HEADER_BYTES]).unwrap();
             prop_assert_eq!(layout.metadata.start % 4096, 0);
-            let mut plain = Vec::new();
-            let stored = &bytes[layout.metadata.start as usize..];
-            layout.open_metadata(stored).unwrap().read_to_end(&mut plain).unwrap();
-            prop_assert_eq!(&plain, &file.metadata);
+            let table = layout.frame_table(file.manifest.metadata_bytes).unwrap();
+            let table = &bytes[table.start as usize..table.end as usize];
+            prop_assert!(layout.frames(&file.manifest, table).is_ok());
             let at = at % bytes.len();
             bytes[at] ^= flip;
             match LayerFile::decode(&bytes) {
@@ -305,23 +240,16 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_compressed_where_it_pays_and_both_forms_are_one_layer() {
+    fn an_image_is_compressed_and_a_file_that_stands_for_too_much_is_refused() {
         let words: Vec<u8> = (0..40_000_u32).flat_map(|at| (at / 7).to_le_bytes()).collect();
         let file = layer_file(3, words);
-        let (small, plain) =
-            (file.encode().unwrap(), file.encode_with(&file.metadata, Codec::None).unwrap());
-        assert!(small.len() * 2 < plain.len());
-        for bytes in [&small, &plain] {
-            assert_eq!(LayerFile::decode(bytes).unwrap(), file);
-        }
-        assert_eq!(Layout::decode(&small).unwrap().metadata_codec, Codec::Zstd);
-        // A bomb is stored as it is, and refused in the other form.
-        let bomb = layer_file(3, vec![0; 1 << 20]);
-        assert_eq!(Layout::decode(&bomb.encode().unwrap()).unwrap().metadata_codec, Codec::None);
-        let mut stored = zstd::bulk::compress(&bomb.metadata, LEVEL).unwrap();
-        let digest = blake3::hash(&stored);
-        stored.extend_from_slice(digest.as_bytes());
-        let lie = bomb.encode_with(&stored, Codec::Zstd).unwrap();
+        let bytes = file.encode().unwrap();
+        assert!(bytes.len() * 2 < file.metadata.len());
+        assert_eq!(LayerFile::decode(&bytes).unwrap(), file);
+        let mut bomb = layer_file(3, vec![0; 4096]);
+        let small = frames::encode(&bomb.metadata).unwrap();
+        bomb.manifest.metadata_bytes = 1 << 30;
+        let lie = bomb.encode_with(&small).unwrap();
         assert_eq!(LayerFile::decode(&lie).unwrap_err().kind(), crate::ErrorKind::Corrupt);
     }
 }

@@ -7,6 +7,7 @@ pub mod chunk;
 pub mod environment;
 pub mod erofs;
 pub mod error;
+pub mod frames;
 pub mod id;
 mod input;
 mod json;

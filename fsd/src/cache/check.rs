@@ -130,7 +130,7 @@ impl NodeCache {
     fn check_mounted(&self, id: &LayerId, quiet: Option<OwnedFd>) -> Result<Checked> {
         let mut checked = Checked { served: true, ..self.check_description(id) };
         if !checked.ruined {
-            let (cached, _) = self.open_files(id, &self.folder_of(id), quiet)?;
+            let (cached, _) = self.open_files(id, &self.folder_of(id), quiet, None)?;
             cached.check_chunks(&mut checked);
         }
         Ok(checked)

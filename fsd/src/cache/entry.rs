@@ -52,7 +52,7 @@ pub struct CacheCounters {
 pub struct CachedLayer {
     id: LayerId,
     folder: PathBuf,
-    table: ChunkTable,
+    table: Arc<ChunkTable>,
     index: OnceLock<Arc<ChunkIndex>>,
     pub(super) files: Box<dyn LayerFiles>,
     key: FileKey,
@@ -74,7 +74,7 @@ pub struct Parts {
     /// Where its files are.
     pub folder: PathBuf,
     /// Its chunks, verified against the manifest.
-    pub table: ChunkTable,
+    pub table: Arc<ChunkTable>,
     /// Device and inode of the data file.
     pub key: FileKey,
     /// Its open files.

@@ -12,6 +12,7 @@
 mod bits;
 mod bring;
 pub mod check;
+mod descriptions;
 pub mod entry;
 mod evict;
 mod expose;
@@ -32,13 +33,14 @@ pub use space::{CacheLimit, Space};
 
 use crate::config::FsdConfig;
 use crate::journal::FileKey;
+use descriptions::{Description, Descriptions};
 use entry::Parts;
 use files::FolderFiles;
 use index::ChunkIndex;
 use layer::chunk::ChunkTable;
 use layer::manifest::Manifest;
 use layer::presence::Presence;
-use layer::{Context, Digest, Error, ErrorKind, LayerId, Result};
+use layer::{Context, Error, ErrorKind, LayerId, Result};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -101,6 +103,7 @@ pub struct NodeCache {
     pins: Pins,
     /// Layers whose metadata image this process has compared with its digest.
     verified: Mutex<HashSet<LayerId>>,
+    descriptions: Descriptions,
     /// Bytes of layer files that were read from the store.
     brought_bytes: AtomicU64,
     /// The layer out of use from which a chunk was copied last, open.
@@ -177,6 +180,7 @@ impl NodeCache {
             shelf: Shelf::default(),
             pins: Pins::open(folder)?,
             verified: Mutex::default(),
+            descriptions: Descriptions::default(),
             brought_bytes: AtomicU64::new(0),
             dormant: Mutex::default(),
             _lock: lock,
@@ -231,7 +235,7 @@ impl NodeCache {
         if let Some(open) = dormant.as_ref().filter(|open| open.id() == *id) {
             return Ok(Arc::clone(open));
         }
-        let opened = Arc::new(self.open_folder(id, &self.folder_of(id), None)?);
+        let opened = Arc::new(self.open_folder(id, &self.folder_of(id), None, self.known(id))?);
         *dormant = Some(Arc::clone(&opened));
         Ok(opened)
     }
@@ -320,19 +324,19 @@ impl NodeCache {
         // A file that is served must never be replaced under its readers.
         let served = quiet_data.is_some();
         match std::fs::metadata(folder) {
-            Ok(_) => match self.open_folder(id, folder, quiet_data) {
+            Ok(_) => match self.open_folder(id, folder, quiet_data, self.known(id)) {
                 Err(error) if error.kind() == ErrorKind::Corrupt && !served => {
                     // Written, but lost by a power cut: the store has it.
                     tracing::warn!(layer = %id, error = %error.chain(), "discard a cached layer");
                     self.remove(id)?;
-                    self.bring(id, store)?;
-                    self.open_folder(id, folder, None)
+                    let brought = self.bring(id, store)?;
+                    self.open_folder(id, folder, None, Some(brought))
                 }
                 other => other,
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !served => {
-                self.bring(id, store)?;
-                self.open_folder(id, folder, None)
+                let brought = self.bring(id, store)?;
+                self.open_folder(id, folder, None, Some(brought))
             }
             Err(error) => Err(Error::io(format!("stat {}", folder.display()), error)),
         }
@@ -343,9 +347,10 @@ impl NodeCache {
         id: &LayerId,
         folder: &Path,
         quiet_data: Option<OwnedFd>,
+        known: Option<Description>,
     ) -> Result<CachedLayer> {
         let served = quiet_data.is_some();
-        let (opened, allocated) = self.open_files(id, folder, quiet_data)?;
+        let (opened, allocated) = self.open_files(id, folder, quiet_data, known)?;
         // More than the file system's own blocks for a file's map.
         let spare = allocated > opened.present_bytes() + (1 << 20);
         if spare && !served && !opened.is_exposed() {
@@ -354,23 +359,37 @@ impl NodeCache {
         Ok(opened)
     }
 
+    /// What needs not be read again, where nothing is to be verified at every open.
+    fn known(&self, id: &LayerId) -> Option<Description> {
+        self.descriptions.get(id).filter(|_| !self.always_verify)
+    }
+
+    fn read_description(&self, id: &LayerId, folder: &Path) -> Result<Description> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            std::fs::read(&path).map_err(|error| part_error("read", &path, error))
+        };
+        let manifest = Manifest::decode(&read(MANIFEST)?)?;
+        if manifest.id() != *id {
+            return Err(Error::corrupt(format!("cached metadata of layer {id}")));
+        }
+        let table = Arc::new(bring::read_table(&manifest, &read(CHUNKS)?)?);
+        Ok(Description { manifest, table })
+    }
+
     /// Opens a layer and changes nothing. Answers the bytes that its data takes on the disk, too.
     fn open_files(
         &self,
         id: &LayerId,
         folder: &Path,
         quiet_data: Option<OwnedFd>,
+        known: Option<Description>,
     ) -> Result<(CachedLayer, u64)> {
-        let read = |name: &str| {
-            let path = folder.join(name);
-            std::fs::read(&path).map_err(|error| part_error("read", &path, error))
+        let description = match known {
+            Some(known) => known,
+            None => self.read_description(id, folder)?,
         };
-        let manifest = Manifest::decode(&read(MANIFEST)?)?;
-        let table = read(CHUNKS)?;
-        if manifest.id() != *id || Digest::of(&table) != manifest.chunk_table_digest {
-            return Err(Error::corrupt(format!("cached metadata of layer {id}")));
-        }
-        let table = ChunkTable::decode(&table)?;
+        let Description { manifest, table } = &description;
         let path = folder.join(DATA);
         let data = match quiet_data {
             Some(fd) => File::from(fd),
@@ -387,11 +406,12 @@ impl NodeCache {
         if !fits {
             return Err(Error::corrupt(format!("data of layer {id} has {length} bytes")));
         }
-        self.check_metadata(id, &folder.join(METADATA), &manifest)?;
-        let present = self.open_presence(id, folder, &table)?;
+        self.check_metadata(id, &folder.join(METADATA), manifest)?;
+        let present = self.open_presence(id, folder, table)?;
         let (present, file) = present.unzip();
-        let folder = folder.to_owned();
+        let (folder, table) = (folder.to_owned(), Arc::clone(table));
         let files = Box::new(FolderFiles::new(folder.clone(), data, file)?);
+        self.descriptions.put(id, &description);
         let opened = CachedLayer::new(Parts { id: *id, folder, table, key, files, present });
         Ok((opened, stat.blocks() * 512))
     }
@@ -443,18 +463,19 @@ impl NodeCache {
 
     /// Copies manifest, chunk table and metadata image from the store, each verified, and makes the
     /// empty data file of its final size.
-    fn bring(&self, id: &LayerId, store: &Store) -> Result<()> {
+    fn bring(&self, id: &LayerId, store: &Store) -> Result<Description> {
         let arriving = self.folder.join(format!("{ARRIVING}{id}"));
         remove_folder(&arriving)?;
         create_folder(&arriving)?;
         let brought = self.space.check(0).and_then(|()| bring::bring_into(id, store, &arriving));
-        let brought = brought.and_then(|bytes| {
+        let brought = brought.and_then(|(description, bytes)| {
             self.brought_bytes.fetch_add(bytes, Ordering::Relaxed);
             let folder = self.folder_of(id);
-            std::fs::rename(&arriving, &folder).context(|| format!("name {}", folder.display()))
+            let named = std::fs::rename(&arriving, &folder);
+            named.context(|| format!("name {}", folder.display())).map(|()| description)
         });
         if brought.is_ok() {
-            // The image was compared with its digest while it was written.
+            // The image was compared with its digest before it was written.
             self.verified().insert(*id);
         }
         if brought.is_err() {
@@ -480,6 +501,7 @@ impl NodeCache {
         let freed = allocated_bytes(&folder);
         let name = || format!("remove {}", folder.display());
         self.verified().remove(id);
+        self.descriptions.forget(id);
         self.wake(id);
         self.shelf.take(id);
         // What an earlier attempt did not come to remove.

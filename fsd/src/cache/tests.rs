@@ -4,8 +4,11 @@ use super::evict::Evicting;
 use super::*;
 use crate::known_layer::{self, CHUNK_BYTES, pattern as plain};
 use layer::ChunkDigest;
+use layer::layer_file::LayerFile;
+use layer::manifest::LayerKind;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use store::Backend;
 use store::backend::memory::Memory;
 
 const CHUNKS: usize = 40;
@@ -267,4 +270,76 @@ fn metadata_is_verified_at_every_open_where_that_is_asked_for() {
         // What is found wrong is fetched anew.
         assert_eq!(std::fs::read(&path).unwrap()[0] == 7, always_verify);
     }
+}
+
+/// A layer file with this metadata image and without data.
+fn layer_file(metadata: Vec<u8>) -> LayerFile {
+    let chunk_table = ChunkTable::default();
+    let manifest = Manifest {
+        directories: 1,
+        ..Manifest::describing(LayerKind::Base, &chunk_table, &metadata)
+    };
+    LayerFile { manifest, chunk_table, metadata }
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut noise = vec![0; bytes];
+    blake3::Hasher::new().finalize_xof().fill(&mut noise);
+    noise
+}
+
+#[test]
+fn an_image_of_any_size_comes_whole() {
+    let words: Vec<u8> = (0..1_000_000_u32).flat_map(|at| (at / 9).to_le_bytes()).collect();
+    // Nothing, one part, many that shrink, more than one request has room for.
+    for image in [Vec::new(), noise(4096), words, noise(9 << 20)] {
+        let shop = Shop::new();
+        let cache = shop.cache();
+        let (id, _) = shop.store.put_layer(&layer_file(image.clone()).encode().unwrap()).unwrap();
+        // What a killed fsd left of it.
+        let arriving = shop.folder.path().join(format!("{ARRIVING}{id}"));
+        std::fs::create_dir(&arriving).unwrap();
+        std::fs::write(arriving.join(METADATA), b"torn").unwrap();
+        let opened = cache.open_layer(&id, &shop.store, None).unwrap();
+        assert!(std::fs::read(opened.metadata_path()).unwrap() == image, "{} bytes", image.len());
+        assert!(!arriving.exists());
+    }
+}
+
+#[test]
+fn a_wrong_part_of_an_image_is_named_and_nothing_of_it_stays() {
+    let memory = Arc::new(Memory::new());
+    let store = Store::open(memory.clone()).unwrap();
+    let file = layer_file(noise(5 << 20));
+    let (id, mut bytes) = (file.id(), file.encode().unwrap());
+    let end = bytes.len();
+    bytes[end - 40] ^= 1;
+    let name = id.to_string();
+    let key = store::Key::new(format!("layers/{}/{name}", &name[..2])).unwrap();
+    let mut upload = memory.create(&key).unwrap();
+    upload.write(&bytes).unwrap();
+    upload.publish().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let cache = NodeCache::open(folder.path(), CacheSettings::default()).unwrap();
+    let error = cache.open_layer(&id, &store, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let text = error.chain().to_string();
+    assert!(text.contains("bytes 4980736 to 5242880 of a metadata image: wrong digest"), "{text}");
+    assert!(cache.layers().unwrap().is_empty());
+    assert!(!folder.path().join(format!("{ARRIVING}{id}")).exists());
+}
+
+#[test]
+fn what_is_known_of_a_layer_is_not_read_again_by_this_process() {
+    let shop = Shop::new();
+    let cache = shop.cache();
+    drop(shop.full(&cache));
+    let chunks = cache.folder_of(&shop.id).join(super::CHUNKS);
+    let right = std::fs::read(&chunks).unwrap();
+    std::fs::write(&chunks, b"another hand").unwrap();
+    assert!(shop.open(&cache).has(7), "the verified table of before");
+    drop(cache);
+    let cache = shop.cache();
+    assert!(!shop.open(&cache).has(7), "discarded, and brought anew");
+    assert!(std::fs::read(&chunks).unwrap() == right);
 }

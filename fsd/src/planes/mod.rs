@@ -28,7 +28,13 @@ pub trait Plane: Send + Sync {
     /// Which one.
     fn kind(&self) -> PlaneKind;
 
-    /// Mounts the layer at an existing folder. A layer that this plane serves already (its former
+    /// Does what a mount needs and others need not wait for: mounts are made one at a time. Answers whether
+    /// a mount that fails has to be followed by a release.
+    fn prepare(&self, _layer: &Arc<ServedLayer>) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Mounts the prepared layer at an existing folder. A layer that this plane serves already (its former
     /// mount lingers) is mounted once more.
     fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()>;
 

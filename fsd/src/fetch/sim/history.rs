@@ -285,7 +285,7 @@ impl History {
         let cached = CachedLayer::new(Parts {
             id: layer.id,
             folder: "/nowhere".into(),
-            table: layer.table.clone(),
+            table: layer.table.clone().into(),
             key: FileKey { device: 0, inode: index as u64 },
             files: SimFiles::open(&disk),
             present: disk.presence(layer.id, layer.table.len()),

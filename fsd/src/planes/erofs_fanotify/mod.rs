@@ -66,18 +66,20 @@ impl Plane for ErofsFanotify {
         PlaneKind::ErofsFanotify
     }
 
-    fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()> {
-        let cached = layer.fetch().cached();
-        let fresh = !layer.is_marked() && layer.needs_events();
-        if fresh && let Err(error) = self.arm(layer) {
+    fn prepare(&self, layer: &Arc<ServedLayer>) -> Result<bool> {
+        if layer.is_marked() || !layer.needs_events() {
+            return Ok(false);
+        }
+        if let Err(error) = self.arm(layer) {
             self.release(layer)?;
             return Err(error);
         }
-        let mounted = mounting::mount_erofs(&cached.metadata_path(), &cached.data_path(), at);
-        if mounted.is_err() && fresh {
-            self.release(layer)?;
-        }
-        mounted
+        Ok(true)
+    }
+
+    fn mount(&self, layer: &Arc<ServedLayer>, at: &Path) -> Result<()> {
+        let cached = layer.fetch().cached();
+        mounting::mount_erofs(&cached.metadata_path(), &cached.data_path(), at)
     }
 
     fn survives(&self, _layer: &Arc<ServedLayer>) -> bool {

@@ -4,6 +4,7 @@ use super::erofs::small_image;
 use crate::Target;
 use crate::seal::{sealed, unsealed};
 use layer::chunk::{Chunk, ChunkTable};
+use layer::frames;
 use layer::layer_file::{LayerFile, Layout};
 use layer::manifest::{LayerKind, Manifest};
 use layer::presence::Presence;
@@ -12,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// The bytes of a layer file's header in front of its digest.
 const HEADER_FIELDS: usize = 40;
+/// The bytes of an entry of an image's table: a length and a digest.
+const ENTRY_BYTES: usize = 36;
 
 /// A layer file; header, manifest and image get the digests that they should have.
 pub const LAYER_FILE: Target = Target {
@@ -52,20 +55,53 @@ fn mend(bytes: &mut [u8]) {
     let stored = range(&layout.metadata);
     let Ok(mut manifest) = Manifest::decode(&bytes[range(&layout.manifest)]) else { return };
     manifest.chunk_table_digest = Digest::of(&bytes[range(&layout.chunk_table)]);
-    // A compressed image ends with the digest of its frame; the manifest has that of the plain image.
-    if stored.len() >= 32 && manifest.metadata_bytes != stored.len() as u64 {
-        let at = stored.end - 32;
-        let digest = blake3::hash(&bytes[stored.start..at]);
-        bytes[at..stored.end].copy_from_slice(digest.as_bytes());
-        let frame = zstd::bulk::decompress(&bytes[stored.start..at], 1 << 20);
-        manifest.metadata_digest = Digest::of(&frame.unwrap_or_default());
-    } else {
-        manifest.metadata_digest = Digest::of(&bytes[stored]);
-    }
+    mend_image(&mut bytes[stored], &mut manifest);
     let canonical = manifest.canonical();
     if canonical.len() == range(&layout.manifest).len() {
         bytes[range(&layout.manifest)].copy_from_slice(&canonical);
     }
+}
+
+/// Makes the table of the image's frames fit them, and the manifest the table.
+fn mend_image(stored: &mut [u8], manifest: &mut Manifest) {
+    let all = stored.len() as u64;
+    let Ok(table_bytes) = frames::table_bytes(manifest.metadata_bytes, all) else { return };
+    let end = stored.len() - 32;
+    let (mut image, mut at) = (Vec::new(), table_bytes as usize);
+    for entry in stored[..table_bytes as usize].chunks_exact(ENTRY_BYTES) {
+        let length = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
+        let Some(frame) = at.checked_add(length).and_then(|next| stored[..end].get(at..next))
+        else {
+            return;
+        };
+        let left = manifest.metadata_bytes as usize - image.len();
+        let plain_bytes = left.min(frames::PART_BYTES);
+        let plain = match frame.len() == plain_bytes {
+            true => frame.to_vec(),
+            false => zstd::bulk::decompress(frame, plain_bytes).unwrap_or_default(),
+        };
+        at += length;
+        image.extend_from_slice(&plain);
+        if plain.len() != plain_bytes {
+            break;
+        }
+    }
+    // What a writer would make of the same image has the right digests.
+    manifest.metadata_digest = Digest::of(&image);
+    let right = LayerFile {
+        manifest: Manifest::describing(LayerKind::Base, &table(&[]), &image),
+        chunk_table: table(&[]),
+        metadata: image,
+    };
+    let Ok(right) = right.encode() else { return };
+    let Ok(layout) = Layout::decode(&right) else { return };
+    let entries = right[layout.metadata.start as usize..].chunks_exact(ENTRY_BYTES);
+    for (entry, right) in stored[..table_bytes as usize].chunks_exact_mut(ENTRY_BYTES).zip(entries)
+    {
+        entry[4..].copy_from_slice(&right[4..]);
+    }
+    let seal = blake3::hash(&stored[..end]);
+    stored[end..].copy_from_slice(seal.as_bytes());
 }
 
 /// A manifest alone.
