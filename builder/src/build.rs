@@ -11,7 +11,7 @@ use crate::index::{Index, NodeIx, NodeKind, foreign_whiteout};
 use crate::layout;
 use crate::options::BuildOptions;
 use crate::path;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, PlannedChunk, plan};
 use crate::progress::{FewNotices, Phase, Progress};
 use crate::publish::Publisher;
 use crate::source::{Loaded, LoadedLayer, Source};
@@ -26,6 +26,9 @@ use std::collections::BTreeMap;
 
 /// The longest file: its blocks are counted in 32 bits.
 const MAX_FILE_BYTES: u64 = u32::MAX as u64 * BLOCK_BYTES as u64;
+
+/// How often chunks are looked for and uploaded again when they, or the publish that kept them, are gone.
+const MAX_REPETITIONS: u32 = 2;
 
 /// One layer that was built and committed.
 #[derive(Debug, Clone)]
@@ -186,9 +189,7 @@ pub fn build_index(
     for (file, content) in &described.contents {
         contents[*file] = content;
     }
-    let space = u64::from(plan.data_blocks) * u64::from(BLOCK_BYTES);
-    progress.phase(Phase::Encode, contents.len() as u64, space);
-    let (chunk_table, totals) = Encoder {
+    let encoder = Encoder {
         plan: &plan,
         order: &order,
         contents: &contents,
@@ -198,14 +199,9 @@ pub fn build_index(
         threads,
         cancel: &options.cancel,
         progress,
-    }
-    .run()?;
-    options.cancel.check()?;
-    progress.phase(Phase::Commit, 0, 0);
-    let Described { tree, metadata, git, .. } = described;
-    let manifest = manifest(&tree, &chunk_table, &metadata, options);
-    let file = LayerFile { manifest, chunk_table, metadata };
-    let layer_id = publisher.commit_layer(&file.encode()?)?;
+    };
+    let git = described.git;
+    let (file, layer_id, totals) = publish(&encoder, &described.tree, described.metadata, options)?;
     if layer_id != file.id() {
         return Err(Error::new(ErrorKind::Internal, "the store calls the layer by another id"));
     }
@@ -220,6 +216,49 @@ pub fn build_index(
         reused_plain_bytes,
         git,
     })
+}
+
+/// Uploads the chunks and names the layer.
+fn publish(
+    encoder: &Encoder<'_>,
+    tree: &Tree,
+    mut metadata: Vec<u8>,
+    options: &BuildOptions,
+) -> Result<(LayerFile, LayerId, Totals)> {
+    let Encoder { publisher, progress, .. } = *encoder;
+    let mut uploaded = Totals::default();
+    let mut repetitions = 0;
+    loop {
+        let refused = match encode(encoder) {
+            Ok((chunk_table, totals)) => {
+                options.cancel.check()?;
+                progress.phase(Phase::Commit, 0, 0);
+                uploaded = uploaded.then(totals);
+                let manifest = manifest(tree, &chunk_table, &metadata, options);
+                let file = LayerFile { manifest, chunk_table, metadata };
+                match publisher.commit_layer(&file.encode()?) {
+                    Ok(layer_id) => return Ok((file, layer_id, uploaded)),
+                    Err(error) => {
+                        metadata = file.metadata;
+                        error
+                    }
+                }
+            }
+            Err(error) => error,
+        };
+        if refused.kind() != ErrorKind::NotFound || repetitions == MAX_REPETITIONS {
+            return Err(refused);
+        }
+        repetitions += 1;
+        tracing::warn!(error = refused.chain(), "what was uploaded is looked for again");
+        publisher.reopen()?;
+    }
+}
+
+fn encode(encoder: &Encoder<'_>) -> Result<(ChunkTable, Totals)> {
+    let space = encoder.plan.chunks.iter().map(PlannedChunk::plain_bytes).sum();
+    encoder.progress.phase(Phase::Encode, encoder.contents.len() as u64, space);
+    encoder.run()
 }
 
 /// A layer's metadata, which is known before its contents are read for the second time.

@@ -143,7 +143,8 @@ impl Encoder<'_> {
         totals.reused_plain_bytes = all - totals.new_plain_bytes;
         self.progress.reused(totals.reused_plain_bytes);
         self.progress.advance(0, all);
-        shared.lock().unwrap_or_else(PoisonError::into_inner).totals.add(totals);
+        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.totals = shared.totals.plus(totals);
         Ok(())
     }
 
@@ -230,11 +231,18 @@ impl PartReader<'_> {
 }
 
 impl Totals {
-    fn add(&mut self, other: Self) {
-        self.new_chunks += other.new_chunks;
-        self.new_plain_bytes += other.new_plain_bytes;
-        self.new_stored_bytes += other.new_stored_bytes;
-        self.reused_plain_bytes += other.reused_plain_bytes;
+    /// What this and a later repetition did: uploads add up, what needed none is as the last one found it.
+    pub(crate) fn then(self, again: Self) -> Self {
+        Self { reused_plain_bytes: 0, ..self }.plus(again)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            new_chunks: self.new_chunks + other.new_chunks,
+            new_plain_bytes: self.new_plain_bytes + other.new_plain_bytes,
+            new_stored_bytes: self.new_stored_bytes + other.new_stored_bytes,
+            reused_plain_bytes: self.reused_plain_bytes + other.reused_plain_bytes,
+        }
     }
 }
 

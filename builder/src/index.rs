@@ -250,27 +250,8 @@ impl Index {
 
     /// Calls `visit` for every name, parents first, names in byte order: the path order that
     /// decides about layout. The root comes first with an empty path.
-    pub fn walk(&self, mut visit: impl FnMut(&[u8], NodeIx) -> Result<()>) -> Result<()> {
-        visit(b"", NodeIx::ROOT)?;
-        let mut path = Vec::new();
-        let mut open = Vec::new();
-        open.extend(self.entries(NodeIx::ROOT).map(|entries| (0, entries.iter())));
-        while let Some((length, entries)) = open.last_mut() {
-            path.truncate(*length);
-            let Some((name, &ix)) = entries.next() else {
-                open.pop();
-                continue;
-            };
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend_from_slice(name);
-            visit(&path, ix)?;
-            if let Some(entries) = self.entries(ix) {
-                open.push((path.len(), entries.iter()));
-            }
-        }
-        Ok(())
+    pub fn walk(&self, visit: impl FnMut(&[u8], NodeIx) -> Result<()>) -> Result<()> {
+        path::walk(NodeIx::ROOT, |ix| self.entries(ix), visit)
     }
 
     /// Turns hard links into further names of the inodes that their paths name. Links to links are

@@ -131,7 +131,7 @@ pub struct BuildOptions {
 }
 
 impl BuildOptions {
-    /// Defaults for a layer of this kind: level 3, all processors, spool in the system's temporary
+    /// Defaults for a layer of this kind: level 4, all processors, spool in the system's temporary
     /// directory, archives of up to 1 TiB. Git indexes are refreshed in workspaces.
     pub fn new(kind: LayerKind) -> Self {
         Self {

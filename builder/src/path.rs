@@ -1,13 +1,44 @@
-//! Paths as bytes: showing them safely, and opening what is below a directory without leaving it.
+//! Paths as bytes: showing them safely, their order in a tree, and opening what is below a directory without leaving it.
 
 pub use layer::tree::display_path as show;
 
+use layer::Result;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Longest path that one system call takes; leaves room for the terminating NUL.
 const CALL_BYTES: usize = 4000;
+
+/// Calls `visit` for every name of a tree: parents first, names in byte order; the root comes first, its path
+/// empty. `entries` are the names in a directory, `None` for all else.
+pub fn walk<'a, Ix: Copy + 'a>(
+    root: Ix,
+    entries: impl Fn(Ix) -> Option<&'a BTreeMap<Vec<u8>, Ix>>,
+    mut visit: impl FnMut(&[u8], Ix) -> Result<()>,
+) -> Result<()> {
+    visit(b"", root)?;
+    let mut path = Vec::new();
+    let mut open = Vec::new();
+    open.extend(entries(root).map(|names| (0, names.iter())));
+    while let Some((length, names)) = open.last_mut() {
+        path.truncate(*length);
+        let Some((name, &ix)) = names.next() else {
+            open.pop();
+            continue;
+        };
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        visit(&path, ix)?;
+        if let Some(names) = entries(ix) {
+            open.push((path.len(), names.iter()));
+        }
+    }
+    Ok(())
+}
 
 /// `parent/name`, or `name` directly below the root.
 pub fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {

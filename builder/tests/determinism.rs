@@ -159,6 +159,35 @@ fn a_full_store_and_a_cancelled_build_commit_nothing() {
 }
 
 #[test]
+fn a_layer_that_is_refused_because_its_chunks_are_gone_is_uploaded_again_and_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    plant(dir.path());
+    let publisher = MemoryPublisher::default();
+    let expected = build(dir.path(), &publisher, &options()).unwrap();
+    let chunks = publisher.chunks.lock().unwrap().clone();
+
+    let publisher = MemoryPublisher::default();
+    *publisher.endings.lock().unwrap() = 1;
+    let built = build(dir.path(), &publisher, &options()).unwrap();
+    assert_eq!(built.layer_id(), expected.layer_id());
+    assert_eq!(*publisher.chunks.lock().unwrap(), chunks);
+    assert_eq!(*publisher.reopened.lock().unwrap(), 1);
+    assert_eq!(built.top().new_chunks, 2 * expected.top().new_chunks);
+
+    let publisher = MemoryPublisher::default();
+    *publisher.ended.lock().unwrap() = true;
+    let built = build(dir.path(), &publisher, &options()).unwrap();
+    assert_eq!((built.layer_id(), *publisher.reopened.lock().unwrap()), (expected.layer_id(), 1));
+
+    let publisher = MemoryPublisher::default();
+    *publisher.endings.lock().unwrap() = 100;
+    let error = build(dir.path(), &publisher, &options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(*publisher.reopened.lock().unwrap(), 2);
+    assert!(publisher.layers.lock().unwrap().is_empty());
+}
+
+#[test]
 fn an_archive_that_unpacks_to_too_much_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");

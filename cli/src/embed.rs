@@ -120,7 +120,7 @@ pub async fn images(settings: &Settings, out: Output) -> Outcome<Images> {
         // The catalog is closed by whichever thread drops its last clone, possibly after this command.
         lock.keep_to_the_end();
         let service = open_images(settings).await?.images;
-        let channel = proto::connect::in_process(service.routes()).await?;
+        let channel = proto::connect::in_process_own(service.routes()).await?;
         return Ok(Images {
             client: ImagesClient::new(channel.clone()),
             channel,

@@ -442,6 +442,33 @@ async fn a_layer_whose_metadata_no_kernel_would_mount_is_not_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn only_what_this_process_says_it_encoded_is_believed() {
+    let daemon = Daemon::new(Arc::new(Memory::new())).await;
+    let made = made(1, 4);
+    let wrong = |publish: &str| {
+        let mut messages = made.messages(publish);
+        let last = messages[0].payload.len() - 1;
+        messages[0].payload[last] ^= 1;
+        messages
+    };
+    let mut anyone = daemon.client().await;
+    let publish = anyone.open().await;
+    let refused = anyone.upload_messages(wrong(&publish)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused:?}");
+    let mut own = daemon.own_client().await;
+    // A publish of our own gives others no rights.
+    let publish = own.open().await;
+    assert!(anyone.upload_messages(wrong(&publish)).await.is_err());
+    let stored = own.upload_messages(wrong(&publish)).await.unwrap();
+    assert_eq!(stored.chunks_stored, made.messages(&publish).len() as u64);
+    // Sizes that no pack can hold are refused all the same.
+    let mut messages = made.messages(&publish);
+    messages[0].digest = vec![7; 32];
+    messages[0].plain_bytes = 5000;
+    assert!(own.upload_messages(messages).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_chunk_of_the_largest_size_fits_a_message() {
     let daemon = Daemon::new(Arc::new(Memory::new())).await;
     let mut client = daemon.client().await;

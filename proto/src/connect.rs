@@ -20,14 +20,20 @@ use tokio::io::DuplexStream;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::service::Routes;
+use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tower::service_fn;
+
+/// The one connection of a server inside this process.
+type Incoming = tokio_stream::Once<io::Result<DuplexStream>>;
 
 /// Bytes buffered in each direction of an in-process connection.
 const PIPE_BYTES: usize = 1 << 20;
 /// HTTP/2 windows: large enough that a chunk upload is not paced by window updates.
 const WINDOW_BYTES: u32 = 4 << 20;
+/// What all streams of a connection may hold together, in one direction: so much that those which nobody reads,
+/// full as they are, do not hold up the others.
+const ALL_STREAMS_BYTES: u32 = 1 << 30;
 /// How long a client waits for a socket to accept it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long clients may keep a server that is to end: calls in flight, and clients that never speak.
@@ -38,13 +44,13 @@ fn endpoint() -> Endpoint {
     Endpoint::from_static("http://lamella.invalid")
         .connect_timeout(CONNECT_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(ALL_STREAMS_BYTES)
 }
 
 fn server() -> Server {
     Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(ALL_STREAMS_BYTES)
 }
 
 async fn dial(target: PathBuf) -> io::Result<TokioIo<NamedStream>> {
@@ -72,13 +78,41 @@ pub fn unix_lazy(path: &Path) -> Channel {
     endpoint().connect_with_connector_lazy(service_fn(move |_: Uri| dial(target.clone())))
 }
 
+/// Stands with the requests that come through [`in_process_own`]. It is no part of what is sent, so nobody
+/// else can make one.
+#[derive(Debug, Clone, Copy)]
+struct Own;
+
+/// Whether a request comes through [`in_process_own`].
+pub fn is_own<T>(request: &tonic::Request<T>) -> bool {
+    request.extensions().get::<Own>().is_some()
+}
+
 /// Serves `routes` inside this process and returns a channel to them. The server ends with the last
 /// clone of the channel. Must be called in a tokio runtime.
 pub async fn in_process(routes: Routes) -> Result<Channel> {
+    pipe(|incoming| server().add_routes(routes).serve_with_incoming(incoming)).await
+}
+
+/// Like [`in_process`], for code of this process that answers for what it sends: a service believes a digest
+/// that comes with such a request ([`is_own`]). Never hand it to something that passes on what others sent.
+pub async fn in_process_own(routes: Routes) -> Result<Channel> {
+    let mark = InterceptorLayer::new(|mut request: tonic::Request<()>| {
+        request.extensions_mut().insert(Own);
+        Ok(request)
+    });
+    pipe(|incoming| server().layer(mark).add_routes(routes).serve_with_incoming(incoming)).await
+}
+
+/// Both ends of a connection inside this process; `serve` gets the one of the server.
+async fn pipe<S>(serve: impl FnOnce(Incoming) -> S) -> Result<Channel>
+where
+    S: Future<Output = Result<(), tonic::transport::Error>> + Send + 'static,
+{
     let (client, service) = tokio::io::duplex(PIPE_BYTES);
-    let incoming = tokio_stream::once(Ok::<DuplexStream, io::Error>(service));
+    let serving = serve(tokio_stream::once(Ok(service)));
     tokio::spawn(async move {
-        if let Err(error) = server().add_routes(routes).serve_with_incoming(incoming).await {
+        if let Err(error) = serving.await {
             tracing::error!(%error, "in-process server ended");
         }
     });

@@ -109,6 +109,20 @@ fn a_wrong_chunk_is_refused_with_the_daemon_s_reason() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
 }
 
+/// What a publish of hours ago was told counts no more when it has ended; what is on the store is found again.
+#[test]
+fn a_publish_that_has_ended_is_opened_again() {
+    let world = World::new();
+    let source = source(&world.plant());
+    let publisher = world.0.publisher();
+    for lease in world.0.store.list_leases().unwrap() {
+        world.0.close(&lease.id);
+    }
+    assert_eq!(publisher.missing(&[ChunkDigest([7; 32])]).unwrap_err().kind(), ErrorKind::NotFound);
+    let built = build(&source, &publisher, &options(), &Silent).unwrap();
+    assert!(world.0.store.read_layer(&built.layer_id()).is_ok());
+}
+
 /// Every thread that uploads learns why the daemon refused, whoever asked first, and later calls too.
 #[test]
 fn all_threads_learn_the_daemon_s_reason() {

@@ -3,6 +3,7 @@
 //! Chunks are verified as they are read; some stay in memory, since small files share them.
 
 use crate::oci::framing::Contents;
+use crate::path;
 use layer::chunk::{BLOCK_BYTES, ChunkTable};
 use layer::erofs::reader::Reader;
 use layer::layer_file::LayerFile;
@@ -34,7 +35,7 @@ impl<'a> LayerData<'a> {
         };
         let mut files = Vec::new();
         let mut seen = vec![false; tree.inodes.len()];
-        walk(&tree, &mut |_, ix| {
+        walk(&tree, |_, ix| {
             let is_file = matches!(tree.inodes[ix.index()].kind, Kind::Regular(_));
             if is_file && !std::mem::replace(&mut seen[ix.index()], true) {
                 files.push(ix);
@@ -73,29 +74,9 @@ impl Contents for LayerData<'_> {
     }
 }
 
-/// Calls `visit` for every name: parents first, names in byte order; the root comes first, its path empty.
-pub(super) fn walk(tree: &Tree, visit: &mut dyn FnMut(&[u8], InodeIx) -> Result<()>) -> Result<()> {
-    let root = InodeIx(0);
-    visit(b"", root)?;
-    let mut path = Vec::new();
-    let mut open = Vec::new();
-    open.extend(tree.entries(root).map(|entries| (0, entries.iter())));
-    while let Some((length, entries)) = open.last_mut() {
-        path.truncate(*length);
-        let Some((name, &ix)) = entries.next() else {
-            open.pop();
-            continue;
-        };
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        path.extend_from_slice(name);
-        visit(&path, ix)?;
-        if let Some(entries) = tree.entries(ix) {
-            open.push((path.len(), entries.iter()));
-        }
-    }
-    Ok(())
+/// Calls `visit` for every name of a layer's tree, in path order.
+pub(super) fn walk(tree: &Tree, visit: impl FnMut(&[u8], InodeIx) -> Result<()>) -> Result<()> {
+    path::walk(InodeIx(0), |ix| tree.entries(ix), visit)
 }
 
 /// The data space of a layer.

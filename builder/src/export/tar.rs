@@ -29,7 +29,7 @@ pub(super) fn write(
     progress: &dyn Progress,
 ) -> Result<()> {
     let mut names = Vec::new();
-    walk(data.tree(), &mut |path, ix| {
+    walk(data.tree(), |path, ix| {
         names.push((path.to_vec(), ix));
         Ok(())
     })?;

@@ -37,7 +37,9 @@ const LEASE_TTL_MS: u64 = 6 * 3600 * 1000;
 pub struct ImagesPublisher {
     handle: Handle,
     client: ImagesClient<Channel>,
-    publish_id: String,
+    purpose: String,
+    /// Another one after each [`Publisher::reopen`].
+    publish_id: Mutex<String>,
     upload: Mutex<Upload>,
 }
 
@@ -60,12 +62,24 @@ impl ImagesPublisher {
     /// that drives `channel`.
     pub fn open(handle: Handle, channel: Channel, purpose: &str) -> Result<Self> {
         let client = ImagesClient::new(channel);
-        let request = v1::OpenPublishRequest { purpose: purpose.to_owned(), ttl_ms: LEASE_TTL_MS };
-        let opened = handle
-            .block_on(client.clone().open_publish(request))
-            .map_err(|status| from_status(status).context("open a publish"))?;
-        let publish_id = opened.into_inner().publish_id;
-        Ok(Self { handle, client, publish_id, upload: Mutex::new(Upload::Idle) })
+        let purpose = purpose.to_owned();
+        let publish_id = Mutex::new(open(&handle, &client, &purpose)?);
+        Ok(Self { handle, client, purpose, publish_id, upload: Mutex::new(Upload::Idle) })
+    }
+
+    fn publish_id(&self) -> String {
+        self.publish_id.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The lease would expire by itself; nobody waits for this answer.
+    fn close(&self, publish_id: String) {
+        let mut client = self.client.clone();
+        self.handle.spawn(async move {
+            let request = v1::ClosePublishRequest { publish_id };
+            if let Err(status) = client.close_publish(request).await {
+                tracing::debug!(%status, "close a publish");
+            }
+        });
     }
 
     fn state(&self) -> MutexGuard<'_, Upload> {
@@ -114,6 +128,15 @@ impl ImagesPublisher {
     }
 }
 
+/// Opens a publish; answers its id.
+fn open(handle: &Handle, client: &ImagesClient<Channel>, purpose: &str) -> Result<String> {
+    let request = v1::OpenPublishRequest { purpose: purpose.to_owned(), ttl_ms: LEASE_TTL_MS };
+    let opened = handle
+        .block_on(client.clone().open_publish(request))
+        .map_err(|status| from_status(status).context("open a publish"))?;
+    Ok(opened.into_inner().publish_id)
+}
+
 fn refusal(kind: ErrorKind, reason: &str) -> Error {
     Error::new(kind, reason).context("upload chunks")
 }
@@ -121,7 +144,7 @@ fn refusal(kind: ErrorKind, reason: &str) -> Error {
 impl Publisher for ImagesPublisher {
     fn missing(&self, digests: &[ChunkDigest]) -> Result<Vec<bool>> {
         let request = v1::MissingChunksRequest {
-            publish_id: self.publish_id.clone(),
+            publish_id: self.publish_id(),
             digests: digests.iter().map(|digest| digest.0.to_vec()).collect(),
         };
         let answer = self
@@ -138,7 +161,7 @@ impl Publisher for ImagesPublisher {
         };
         let message = v1::UploadChunk {
             // Only the stream's first message needs it, but which one that is depends on the threads.
-            publish_id: self.publish_id.clone(),
+            publish_id: self.publish_id(),
             digest: chunk.digest.0.to_vec(),
             codec: codec.into(),
             plain_bytes: chunk.plain_bytes,
@@ -157,10 +180,11 @@ impl Publisher for ImagesPublisher {
     }
 
     fn commit_layer(&self, file: &[u8]) -> Result<LayerId> {
+        let publish_id = self.publish_id();
         let parts: Vec<v1::CommitLayerPart> = file
             .chunks(PART_BYTES)
             .map(|data| v1::CommitLayerPart {
-                publish_id: self.publish_id.clone(),
+                publish_id: publish_id.clone(),
                 data: data.to_vec(),
             })
             .collect();
@@ -171,9 +195,19 @@ impl Publisher for ImagesPublisher {
         LayerId::from_slice(&answer.into_inner().layer_id)
     }
 
+    fn reopen(&self) -> Result<()> {
+        let opened = open(&self.handle, &self.client, &self.purpose)?;
+        let mut publish_id = self.publish_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = std::mem::replace(&mut *publish_id, opened);
+        drop(publish_id);
+        *self.state() = Upload::Idle;
+        self.close(ended);
+        Ok(())
+    }
+
     fn commit_environment(&self, document: &[u8]) -> Result<EnvId> {
         let request = v1::CommitEnvironmentRequest {
-            publish_id: self.publish_id.clone(),
+            publish_id: self.publish_id(),
             document: document.to_vec(),
         };
         let answer = self
@@ -186,13 +220,6 @@ impl Publisher for ImagesPublisher {
 
 impl Drop for ImagesPublisher {
     fn drop(&mut self) {
-        let mut client = self.client.clone();
-        let request = v1::ClosePublishRequest { publish_id: std::mem::take(&mut self.publish_id) };
-        // The lease would expire by itself; nobody waits for this answer.
-        self.handle.spawn(async move {
-            if let Err(status) = client.close_publish(request).await {
-                tracing::debug!(%status, "close a publish");
-            }
-        });
+        self.close(self.publish_id());
     }
 }

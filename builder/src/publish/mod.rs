@@ -32,8 +32,14 @@ pub trait Publisher: Send + Sync {
     fn upload(&self, chunk: EncodedChunk) -> Result<()>;
     /// Returns when every uploaded chunk is safe on the store.
     fn flush(&self) -> Result<()>;
-    /// Names a layer. `file` is an encoded layer file; all its chunks must have been flushed.
+    /// Names a layer. `file` is an encoded layer file; all its chunks must have been flushed. `NotFound` when
+    /// the publish has ended meanwhile, or chunks are gone: [`reopen`](Self::reopen) and upload them again.
     fn commit_layer(&self, file: &[u8]) -> Result<LayerId>;
+    /// Begins anew where the publish may have ended (nobody spoke to the store for hours, a suspended
+    /// machine). What was said to be on the store before counts no more; what is there still is found.
+    fn reopen(&self) -> Result<()> {
+        Ok(())
+    }
     /// Names an environment by its canonical document.
     fn commit_environment(&self, document: &[u8]) -> Result<EnvId>;
 }

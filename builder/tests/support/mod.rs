@@ -28,12 +28,21 @@ pub struct MemoryPublisher {
     pub environments: Mutex<Vec<Vec<u8>>>,
     /// Refuses uploads after so many, to play a full store.
     pub room: Mutex<Option<usize>>,
+    /// So many times a layer is refused and all chunks are forgotten: the publish has ended meanwhile.
+    pub endings: Mutex<u32>,
+    /// Refuses the next question with the end of the publish.
+    pub ended: Mutex<bool>,
+    /// How often a publish was opened again.
+    pub reopened: Mutex<u32>,
     /// Pressed after so many uploads.
     pub cancel_after: Mutex<Option<(usize, Cancel)>>,
 }
 
 impl Publisher for MemoryPublisher {
     fn missing(&self, digests: &[ChunkDigest]) -> Result<Vec<bool>> {
+        if std::mem::take(&mut *self.ended.lock().unwrap()) {
+            return Err(Error::not_found("the publish has ended"));
+        }
         let chunks = self.chunks.lock().unwrap();
         Ok(digests.iter().map(|digest| !chunks.contains_key(digest)).collect())
     }
@@ -64,6 +73,12 @@ impl Publisher for MemoryPublisher {
 
     fn commit_layer(&self, file: &[u8]) -> Result<LayerId> {
         let file = LayerFile::decode(file)?;
+        let mut endings = self.endings.lock().unwrap();
+        if *endings > 0 {
+            *endings -= 1;
+            self.chunks.lock().unwrap().clear();
+            return Err(Error::not_found("the publish has ended"));
+        }
         let chunks = self.chunks.lock().unwrap();
         for chunk in file.chunk_table.chunks().iter().filter(|chunk| !chunk.is_zero()) {
             let plain = chunks.get(&chunk.digest).expect("a layer without its chunk");
@@ -72,6 +87,11 @@ impl Publisher for MemoryPublisher {
         let id = file.id();
         self.layers.lock().unwrap().insert(id, file);
         Ok(id)
+    }
+
+    fn reopen(&self) -> Result<()> {
+        *self.reopened.lock().unwrap() += 1;
+        Ok(())
     }
 
     fn commit_environment(&self, document: &[u8]) -> Result<EnvId> {

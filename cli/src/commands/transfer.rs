@@ -88,7 +88,7 @@ async fn destination(scene: &Scene, store: Arc<Store>) -> Outcome<(Destination, 
     let scratch = Scratch(scene.settings.run(&format!("copy-{}", std::process::id())));
     let config = imaged::ImagedConfig { store: Arc::clone(&store), catalog_dir: scratch.0.clone() };
     let service = super::blocking(move || imaged::Service::open(config)).await??;
-    let channel = proto::connect::in_process(service.routes()).await?;
+    let channel = proto::connect::in_process_own(service.routes()).await?;
     Ok((Destination { store, channel }, scratch))
 }
 

@@ -288,7 +288,7 @@ async fn open_runtime(
 ) -> Result<runtime::Service> {
     let mut config = runtime::RuntimeConfig::new(
         settings.data().to_owned(),
-        proto::connect::in_process(images.routes()).await?,
+        proto::connect::in_process_own(images.routes()).await?,
         proto::connect::unix_lazy(&settings.fsd_socket()),
     );
     config.names = Some(Arc::new(PublishedNames {

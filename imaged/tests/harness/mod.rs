@@ -42,6 +42,12 @@ impl Daemon {
         Client { rpc: ImagesClient::new(channel) }
     }
 
+    /// Its word counts.
+    pub async fn own_client(&self) -> Client {
+        let channel = proto::connect::in_process_own(self.service.routes()).await.unwrap();
+        Client { rpc: ImagesClient::new(channel) }
+    }
+
     /// The same store and an empty catalog.
     pub async fn restarted_without_catalog(self) -> Self {
         let Self { store, service, catalog } = self;

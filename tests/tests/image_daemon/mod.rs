@@ -31,6 +31,13 @@ impl ImageDaemon {
         Self { runtime, store, channel, dir }
     }
 
+    /// Ends a publish behind its publisher's back.
+    pub fn close(&self, publish_id: &str) {
+        let request = proto::v1::ClosePublishRequest { publish_id: publish_id.to_owned() };
+        let mut client = proto::v1::images_client::ImagesClient::new(self.channel.clone());
+        self.runtime.block_on(client.close_publish(request)).unwrap();
+    }
+
     pub fn publisher(&self) -> ImagesPublisher {
         let handle = self.runtime.handle().clone();
         ImagesPublisher::open(handle, self.channel.clone(), "test").unwrap()
