@@ -161,7 +161,7 @@ fn one(
         memory_bytes: MEMORY_BYTES,
         cpu_millis: CPU_MILLIS,
         pids: PIDS,
-        writable_bytes: 0,
+        ..v1::Limits::default()
     };
     let request = v1::CreateRequest {
         environment: reference.to_owned(),

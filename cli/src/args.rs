@@ -2,6 +2,7 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+mod containerd;
 mod oci;
 mod store;
 
@@ -10,6 +11,7 @@ mod node;
 mod sandboxes;
 mod sign;
 
+pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use images::*;
 pub use node::*;
 pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
@@ -68,6 +70,11 @@ pub enum Action {
     /// Container images: write one, ask a registry
     #[command(subcommand)]
     Oci(Oci),
+    /// Images of containerd that load lazily
+    #[command(subcommand)]
+    Containerd(Containerd),
+    /// Serve layers to containerd, as snapshots
+    Snapshotter(Snapshotter),
     /// Compose environments
     #[command(subcommand)]
     Env(Env),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
@@ -19,6 +19,7 @@ const PACKAGES: [(&str, &str); 19] = [
     ("qemu-system-x86", "guests of VM tests"),
     ("crun", "judge of containers"),
     ("runc", "judge of containers"),
+    ("containerd", "runs images on our snapshots in tests"),
     ("docker-registry", "images come from it in tests"),
     ("skopeo", "judge of images"),
     ("umoci", "maker and judge of images"),
@@ -111,7 +112,12 @@ fn packages() -> Outcome {
     apt(&["update", "-qq"])?;
     let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
     arguments.extend(&missing);
-    apt(&arguments)
+    apt(&arguments)?;
+    // Tests start their own; what the package started just now is nobody's.
+    if missing.contains(&"containerd") && Path::new("/run/systemd/system").exists() {
+        command("systemctl", &["disable", "--now", "--quiet", "containerd"])?;
+    }
+    Ok(())
 }
 
 fn installed(package: &str) -> bool {

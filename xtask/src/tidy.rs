@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Which crates of the workspace a crate may depend on; exhaustive.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("layer", &[]),
     ("sys", &[]),
     ("store", &["layer", "sys"]),
@@ -20,7 +20,14 @@ const EDGES: [(&str, &[&str]); 15] = [
     ("fsd", &["layer", "sys", "store", "proto"]),
     ("netpolicy", &["layer", "sys"]),
     ("runtime", &["layer", "sys", "proto", "builder", "netpolicy"]),
-    ("cli", &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "bench"]),
+    ("snapshotter", &["layer", "sys", "proto"]),
+    (
+        "cli",
+        &[
+            "layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "snapshotter",
+            "bench",
+        ],
+    ),
     ("bench", &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime"]),
     (
         "tests",

@@ -5,7 +5,7 @@ use super::ExportedLayer;
 use crate::oci::{Documents, Platform, run_config};
 use layer::environment::{Environment, RunConfig};
 use layer::{Error, ErrorKind, Result};
-use oci_spec::image::{ImageConfiguration, ImageManifest};
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
 use serde_json::{Map, Value, json};
 
 pub(super) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -34,6 +34,15 @@ impl Came {
     pub(super) fn blob_of(&self, diff_id: &str) -> Option<String> {
         let at = self.config.rootfs().diff_ids().iter().position(|it| it == diff_id)?;
         Some(self.manifest.as_ref()?.layers().get(at)?.digest().to_string())
+    }
+
+    /// The blob of layer `at`, where the tars up to there are these.
+    pub(super) fn blob_at(&self, at: usize, diff_ids: &[Option<String>]) -> Option<&Descriptor> {
+        let came = self.config.rootfs().diff_ids().iter().map(Some);
+        if came.len() <= at || !came.take(at + 1).eq(diff_ids[..=at].iter().map(Option::as_ref)) {
+            return None;
+        }
+        self.manifest.as_ref()?.layers().get(at)
     }
 
     fn has_layers(&self, layers: &[ExportedLayer]) -> bool {

@@ -9,8 +9,11 @@
 
 mod blobs;
 mod data;
+mod describe;
 mod documents;
 mod tar;
+
+pub use describe::{DescribedLayer, Description, describe};
 
 use crate::oci::framing::{self, Rebuilt};
 use crate::oci::{DIFF_ID, Documents, stream};

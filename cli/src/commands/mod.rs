@@ -5,6 +5,7 @@ mod build;
 mod cache;
 mod check;
 mod compose;
+mod containerd;
 mod copy;
 mod diff;
 mod doctor;
@@ -31,7 +32,7 @@ pub use doctor::doctor;
 pub use mount::any as any_mount;
 pub use node::{keeper, virtiofs};
 
-use crate::args::{Action, Env, Oci};
+use crate::args::{Action, Containerd, Env, Oci};
 use crate::errors::{Failure, Outcome};
 use crate::output::Output;
 use crate::settings::Settings;
@@ -65,6 +66,8 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Pull(args) => build::pull(&scene, args).await,
         Action::Oci(Oci::Export(args)) => oci::export(&scene, args).await,
         Action::Oci(Oci::Referrers(args)) => oci::referrers(&scene, args).await,
+        Action::Containerd(Containerd::Add(args)) => containerd::add(&scene, args).await,
+        Action::Snapshotter(args) => containerd::snapshotter(&scene, args).await,
         Action::Env(Env::Create(args)) => compose::create(&scene, args).await,
         Action::Ls(args) => images::ls(&scene, &args).await,
         Action::Inspect(args) => images::inspect(&scene, &args).await,

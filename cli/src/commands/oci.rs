@@ -70,7 +70,7 @@ pub async fn export(scene: &Scene, args: OciExport) -> Outcome {
 }
 
 /// What a name stands for as an environment.
-fn environment(answer: &ResolveResponse, ids: &[LayerId]) -> Result<Environment> {
+pub fn environment(answer: &ResolveResponse, ids: &[LayerId]) -> Result<Environment> {
     match answer.target {
         Some(Target::EnvId(_)) => Environment::decode(&answer.environment_document),
         _ => Environment::new(ids.to_vec(), RunConfig::default()),
