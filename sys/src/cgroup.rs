@@ -10,6 +10,10 @@
 //!
 //! Groups are files: they survive a crash of their maker and are removed by name. No state, no locks.
 
+mod shares;
+
+pub use shares::Bandwidth;
+
 use crate::mount;
 use crate::process::{self, Pid, Reach};
 use rustix::fs::{Mode, OFlags};
@@ -24,6 +28,8 @@ pub struct Hierarchies {
     memory: Option<Place>,
     pids: Option<Place>,
     cpu: Option<Place>,
+    cpuset: Option<Place>,
+    io: Option<Place>,
     freezer: Option<PathBuf>,
     unified: Option<PathBuf>,
 }
@@ -56,12 +62,16 @@ impl Hierarchies {
             Some(root) if in_unified.split_whitespace().any(|word| word == name) => {
                 Some(Place { root: root.clone(), unified: true })
             }
-            _ => old(name).map(|root| Place { root, unified: false }),
+            // Version 1 has another name for it.
+            _ => old(if name == "io" { "blkio" } else { name })
+                .map(|root| Place { root, unified: false }),
         };
         Ok(Self {
             memory: find("memory"),
             pids: find("pids"),
             cpu: find("cpu"),
+            cpuset: find("cpuset"),
+            io: find("io"),
             freezer: if unified.is_some() { None } else { old("freezer") },
             unified,
         })
@@ -140,6 +150,8 @@ impl Group<'_> {
             ("+memory", &self.hierarchies.memory),
             ("+pids", &self.hierarchies.pids),
             ("+cpu", &self.hierarchies.cpu),
+            ("+cpuset", &self.hierarchies.cpuset),
+            ("+io", &self.hierarchies.io),
         ];
         for (word, place) in places {
             if place.as_ref().is_some_and(|place| place.unified) {
@@ -153,12 +165,13 @@ impl Group<'_> {
 
     /// Removes the group and the groups below it. EBUSY while a process is in one of them.
     pub fn remove(&self) -> io::Result<()> {
-        self.directories().try_for_each(|directory| remove_tree(&directory))
+        let mut all = self.directories().chain(self.rare_directories());
+        all.try_for_each(|directory| remove_tree(&directory))
     }
 
     /// Removes the group where it has neither processes nor groups below it.
     pub fn remove_if_empty(&self) -> io::Result<()> {
-        for directory in self.directories() {
+        for directory in self.directories().chain(self.rare_directories()) {
             match std::fs::remove_dir(directory) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
@@ -169,7 +182,7 @@ impl Group<'_> {
 
     /// Whether the group exists anywhere.
     pub fn exists(&self) -> bool {
-        self.directories().any(|directory| directory.exists())
+        !self.rare_directories().is_empty() || self.directories().any(|group| group.exists())
     }
 
     /// A descriptor of the version 2 directory, for a process to be born in it.

@@ -350,6 +350,14 @@ pub fn limit_of(resource: Resource) -> io::Result<(u64, u64)> {
     Ok((limit.rlim_cur, limit.rlim_max))
 }
 
+/// The soft and the hard limit of another process. The caller is of the same user, or may do more.
+pub fn limit_of_process(pid: Pid, resource: Resource) -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call; a null pointer sets nothing.
+    check(unsafe { libc::prlimit(pid, resource.raw(), std::ptr::null(), &raw mut limit) })?;
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
 /// Sets both limits of a resource.
 pub fn set_limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
