@@ -1,7 +1,8 @@
 //! One layer in the node cache: its chunk table, its data file, and which chunks are there.
 //!
 //! Order of a fill: the caller has verified the bytes, [`CachedLayer::fill`] writes them and then sets
-//! the bit in memory, and only then is a reader let go. [`CachedLayer::make_durable`] follows later.
+//! the bit in memory, and only then is a reader let go. [`CachedLayer::make_durable`] follows later. A reader of
+//! the file who waits for some pages of a chunk is let go after [`CachedLayer::put_pages`], and the fill follows.
 //!
 //! Locking: the bits are atomics; the durable state has its own mutex, held while a flush runs. Whoever
 //! reads bytes because their bit is set, or writes bytes to set it, holds `access` shared meanwhile;
@@ -57,6 +58,7 @@ pub struct CachedLayer {
     pub(super) files: Box<dyn LayerFiles>,
     key: FileKey,
     pub(super) bits: Bits,
+    pub(super) losses: AtomicU64,
     usage: Usage,
     pub(super) dirty: AtomicBool,
     write_back_failed: AtomicBool,
@@ -109,6 +111,7 @@ impl CachedLayer {
             files,
             key,
             bits,
+            losses: AtomicU64::new(0),
             dirty: AtomicBool::new(!recorded),
             write_back_failed: AtomicBool::new(false),
             durable: Mutex::new(Durable { presence, recorded, retired: false }),
@@ -243,6 +246,19 @@ impl CachedLayer {
         self.checked(filled)
     }
 
+    /// Writes verified pages of a chunk whose bit is not set, and leaves it so: for a reader who does not wait for
+    /// the rest. False where they were not written, or where a page in memory is no proof.
+    pub fn put_pages(&self, offset: u64, plain: &[u8]) -> bool {
+        let _access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        !self.write_back_failed.load(Ordering::Acquire)
+            && self.files.write_data(plain, offset).is_ok()
+    }
+
+    /// How often something that had been in the data file was evicted, or lost by a failed write-back.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
     /// Fills a chunk with the blocks of another layer's data file, and verifies what it got. False where
     /// the file system cannot share them; then nothing has changed.
     pub fn fill_shared(&self, chunk: usize, source: &Self, source_chunk: usize) -> Result<bool> {
@@ -353,6 +369,7 @@ impl CachedLayer {
     fn distrust(&self, durable: &Durable) {
         self.write_back_failed.store(true, Ordering::Release);
         let _alone = self.access.write().unwrap_or_else(PoisonError::into_inner);
+        self.losses.fetch_add(1, Ordering::AcqRel);
         for chunk in (0..self.table.len() as u32).filter(|chunk| !durable.presence.get(*chunk)) {
             self.bits.clear(chunk as usize);
         }

@@ -85,6 +85,7 @@ impl CachedLayer {
         step(Evicting::Forgotten)?;
         let mut freed = 0;
         let _alone = self.access.write().unwrap_or_else(PoisonError::into_inner);
+        self.losses.fetch_add(1, Ordering::AcqRel);
         for chunk in &held {
             self.bits.clear(*chunk);
         }

@@ -43,6 +43,8 @@ pub struct History {
     pub reread: bool,
     /// It was looked for elsewhere.
     pub relocated: bool,
+    /// Pages of it are in the data file and somebody reads them.
+    pub shown: bool,
 }
 
 /// What a request did.
@@ -193,6 +195,32 @@ impl Flights {
         Some(Run { chunks: chunks.into() })
     }
 
+    /// The part of a running chunk, whose place in the data file is `chunk_bytes`, that readers of the file wait
+    /// for and that lets them go on before the rest is there; nothing where they need all of it.
+    pub fn pages(&self, chunk: usize, chunk_bytes: &Range<u64>) -> Option<Range<u64>> {
+        let flights = self.lock();
+        let waiters = flights.get(&chunk)?.waiters.iter();
+        let pages = waiters.filter_map(|waiter| waiter.pages_in(chunk_bytes));
+        let pages = pages.filter(|pages| pages != chunk_bytes);
+        let hull = pages.reduce(|one, other| one.start.min(other.start)..one.end.max(other.end))?;
+        (hull != *chunk_bytes).then_some(hull)
+    }
+
+    /// These pages of a running chunk are in the data file, which [`Flights::pages`] asked for: tells who
+    /// waited for no more.
+    pub fn pages_landed(&self, chunk: usize, chunk_bytes: &Range<u64>, pages: &Range<u64>) {
+        let mut flights = self.lock();
+        let Some(flight) = flights.get_mut(&chunk) else { return };
+        let told = flight.waiters.extract_if(.., |waiter| {
+            let needs = waiter.pages_in(chunk_bytes);
+            needs.is_some_and(|needs| pages.start <= needs.start && needs.end <= pages.end)
+        });
+        let told: Vec<_> = told.collect();
+        flight.history.shown = true;
+        drop(flights);
+        told.iter().for_each(|waiter| waiter.arrived());
+    }
+
     /// The chunk is in the data file and its bit is set: tells who waited.
     pub fn landed(&self, chunk: usize) {
         let flight = self.lock().remove(&chunk);
@@ -281,7 +309,7 @@ mod tests {
     }
 
     fn waiter() -> Arc<Waiter> {
-        Waiter::new(Instant::now() + Duration::from_secs(60), Box::new(|_| ()))
+        Waiter::new(Instant::now() + Duration::from_secs(60), None, Box::new(|_| ()))
     }
 
     const REACH: Reach = Reach { bytes: 1000, extra_bytes: 1000, gap_bytes: 0 };
@@ -353,7 +381,7 @@ mod tests {
     #[test]
     fn a_resting_chunk_that_nobody_waits_for_is_given_up() {
         let flights = Flights::default();
-        let soon = Waiter::new(Instant::now(), Box::new(|_| ()));
+        let soon = Waiter::new(Instant::now(), None, Box::new(|_| ()));
         flights.request(0..1, Class::Demand, &soon, |_| false);
         flights.take(0, &locations(&[(0, 64, 1)]), REACH).unwrap();
         let failure = Failure::from(layer::Error::corrupt("x"));

@@ -11,6 +11,7 @@
 //!
 //! Locking: see the parts. Threads hold no lock while they read, decode, write or tell.
 
+mod buffers;
 mod flights;
 mod outage;
 mod queue;
@@ -34,6 +35,7 @@ pub use waiter::{Class, Done, Failure};
 use crate::cache::{CachedLayer, Space};
 use crate::clock::{Clock, SystemClock};
 use crate::incidents::Incidents;
+use buffers::Buffers;
 use flights::Flights;
 use layer::{ChunkDigest, Context, Result};
 use outage::Outage;
@@ -153,6 +155,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     queue: Queue,
     timer: Timer,
+    buffers: Arc<Buffers>,
     counters: FetchCounters,
     space: SpaceGuard,
     store_away: Outage,
@@ -234,11 +237,25 @@ struct Wanted {
     chunks: Range<usize>,
     class: Class,
     deadline: Instant,
+    /// Where no more of the chunks is wanted than these bytes of the data file.
+    pages: Option<Pages>,
+}
+
+/// Bytes of a data file that somebody waits for who will read that file himself.
+#[derive(Debug, Clone)]
+struct Pages {
+    bytes: Range<u64>,
+    /// What had been lost of the layer when they were asked for.
+    losses: u64,
 }
 
 impl Wanted {
+    /// Whether all of it is in the data file, after every chunk of it has come once.
     fn is_there(&self) -> bool {
-        self.layer.cached.has_all(self.chunks.clone())
+        // What came stays while nothing is lost, also pages of a chunk that is not whole yet.
+        let nothing_lost = |pages: &Pages| pages.losses == self.layer.cached.losses();
+        self.pages.as_ref().is_some_and(nothing_lost)
+            || self.layer.cached.has_all(self.chunks.clone())
     }
 }
 
@@ -272,6 +289,7 @@ impl Engine {
             clock,
             queue: Queue::new((settings.threads / 2).max(1)),
             timer: Timer::default(),
+            buffers: Arc::default(),
             counters: FetchCounters::default(),
             space: SpaceGuard { space, make_room: Mutex::new(None) },
             store_away: Outage::default(),
@@ -326,8 +344,7 @@ impl Engine {
             Class::Demand => self.inner.settings.deadline,
             Class::Prefetch | Class::Background => BACKGROUND_DEADLINE,
         };
-        let wanted = self.wanted(layer, chunks, class, deadline);
-        self.want(wanted, true, done)
+        self.want(self.wanted(layer, chunks, class, deadline), true, done)
     }
 
     /// Fetches chunks that will probably be read soon, behind all demand.
@@ -335,18 +352,27 @@ impl Engine {
         self.request(layer, chunks, Class::Prefetch, Box::new(|_| ()));
     }
 
-    /// As a demand [`Engine::request`], and the calling thread does the first read itself. For a
-    /// thread that has nothing else to do: it saves waking another one.
-    pub fn request_and_fill(
+    /// As a demand [`Engine::request`], for somebody who reads the data file himself and no more of it than
+    /// `bytes`, whole pages: `done` is called once these are in it, and the rest of their chunks follows.
+    ///
+    /// Where `fills`, the calling thread does the first read itself. For one that has nothing else to do: it
+    /// saves waking another one.
+    // INVARIANT: the bytes are verified, with all of their chunk, before they are written.
+    pub fn page_in(
         &self,
         layer: &Arc<FetchLayer>,
-        chunks: Range<usize>,
+        bytes: Range<u64>,
+        fills: bool,
         done: Done,
     ) -> Met {
-        let deadline = self.inner.settings.deadline;
-        let wanted = self.wanted(layer, chunks, Class::Demand, deadline);
-        let met = self.want(wanted, false, done);
-        worker::fill_one_demand(&self.inner);
+        let chunks =
+            layer.cached.table().covering(bytes.start, bytes.end.saturating_sub(bytes.start));
+        let mut wanted = self.wanted(layer, chunks, Class::Demand, self.inner.settings.deadline);
+        wanted.pages = Some(Pages { bytes, losses: layer.cached.losses() });
+        let met = self.want(wanted, !fills, done);
+        if fills {
+            worker::fill_one_demand(&self.inner);
+        }
         met
     }
 
@@ -358,18 +384,22 @@ impl Engine {
         patience: Duration,
     ) -> Wanted {
         let deadline = self.inner.clock.now() + patience;
-        Wanted { layer: Arc::clone(layer), chunks, class, deadline }
+        Wanted { layer: Arc::clone(layer), chunks, class, deadline, pages: None }
     }
 
     /// Calls `done` once all that is wanted is there.
     fn want(&self, wanted: Wanted, wake: bool, done: Done) -> Met {
-        let (engine, again) = (self.clone(), wanted.clone());
-        // INVARIANT: whoever is told finds every chunk present. While the last ones were on their way,
-        // the first may have been evicted, or lost by a failed write-back.
+        let (engine, mut again) = (self.clone(), wanted.clone());
+        // INVARIANT: whoever is told finds all of it. While the last chunks were on their way, the first may
+        // have been evicted, or lost by a failed write-back.
         let waiter = Waiter::new(
             wanted.deadline,
+            wanted.pages.as_ref().map(|pages| pages.bytes.clone()),
             Box::new(move |result| {
                 if result.is_ok() && !again.is_there() {
+                    if let Some(pages) = &mut again.pages {
+                        pages.losses = again.layer.cached.losses();
+                    }
                     engine.want(again, true, done);
                 } else {
                     done(result);

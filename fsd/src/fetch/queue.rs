@@ -13,6 +13,7 @@
 //! Locking: one mutex; a condition variable for each kind of thread.
 
 use super::FetchLayer;
+use super::buffers::Buffer;
 use super::waiter::Class;
 use layer::location::{Locations, Placement};
 use std::collections::VecDeque;
@@ -36,7 +37,7 @@ pub struct Piece {
     /// Its index.
     pub chunk: usize,
     /// The bytes of the whole read.
-    pub payload: Arc<Vec<u8>>,
+    pub payload: Arc<Buffer>,
     /// Which of them are this chunk's.
     pub part: Range<usize>,
     /// How to decode them.

@@ -115,12 +115,11 @@ impl Source {
     }
 
     /// Reads stored bytes of one pack.
-    pub fn read(&self, pack: &PackId, offset: u64, bytes: usize) -> Result<Vec<u8>> {
-        let mut payload = vec![0; bytes];
-        self.store.read_pack(pack, offset, &mut payload)?;
+    pub fn read(&self, pack: &PackId, offset: u64, payload: &mut [u8]) -> Result<()> {
+        self.store.read_pack(pack, offset, payload)?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(payload)
+        self.counters.bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -2,14 +2,18 @@
 //! whoever carries a step may put it down: threads do not (`worker`), the fault simulation does.
 //!
 //! ```text
-//! Take --run of chunks--> Read --stored bytes--> Decode, for each --verified bytes--> Write --> landed
+//! Take --run of chunks--> Read --stored bytes--> Decode, for each --verified bytes--> Write --> Keep --> landed
 //!  |--held by a sibling--> written, landed
 //! ```
+//! `Write` writes what readers of the data file wait for and lets them go on; `Keep` the whole chunk, and its bit
+//! follows. Where nobody waits for less than a chunk, one step does both.
+//!
 //! A step that fails decides what becomes of its chunks: read again, looked for elsewhere, put to rest,
 //! or given up; and those who wait are told.
 //!
 //! Locking: none is held here while anything blocks.
 
+use super::buffers::Buffer;
 use super::flights::{History, Reach, Run, end_of};
 use super::queue::{Job, Piece, Ticket};
 use super::siblings::Copied;
@@ -17,7 +21,9 @@ use super::waiter::{Class, Failure};
 use super::{FetchLayer, Inner, MakeRoom};
 use crate::incidents::IncidentKind;
 use layer::location::Locations;
-use layer::{Error, ErrorKind, Result};
+use layer::pack::Codec;
+use layer::{ChunkDigest, Error, ErrorKind, Result};
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -38,8 +44,10 @@ pub enum Step {
     Read(Reading),
     /// Decode and verify one chunk of what was read.
     Decode(Piece),
-    /// Write a verified chunk to the data file.
+    /// Write of a verified chunk what readers wait for, or all of it.
     Write(Verified),
+    /// Write all of a verified chunk and set its bit.
+    Keep(Verified),
 }
 
 /// Chunks that were taken, to be read in one go.
@@ -58,7 +66,27 @@ pub struct Verified {
     /// Its index.
     pub chunk: usize,
     /// Its bytes.
-    pub plain: Vec<u8>,
+    pub plain: Plain,
+}
+
+/// The verified bytes of a chunk.
+#[derive(Debug)]
+pub enum Plain {
+    /// As they are stored: a part of what was read.
+    Stored(Arc<Buffer>, Range<usize>),
+    /// Decompressed.
+    Decoded(Buffer),
+}
+
+impl Deref for Plain {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Stored(payload, part) => &payload[part.clone()],
+            Self::Decoded(plain) => plain,
+        }
+    }
 }
 
 /// What a step led to.
@@ -88,7 +116,10 @@ impl Step {
             Self::Take(ticket, class) => take(inner, &ticket, class),
             Self::Read(reading) => read(inner, &reading),
             Self::Decode(piece) => decode(inner, &piece),
-            Self::Write(verified) => {
+            Self::Write(verified) if write_pages(inner, &verified) => {
+                Next::Then(Self::Keep(verified))
+            }
+            Self::Write(verified) | Self::Keep(verified) => {
                 write(inner, &verified.layer, verified.chunk, &verified.plain);
                 Next::Over
             }
@@ -151,6 +182,10 @@ fn copy(
     chunk: usize,
     owner: Option<&dyn MakeRoom>,
 ) -> bool {
+    // What somebody reads is never replaced by blocks that turn out to be others.
+    if layer.flights.history(chunk).shown {
+        return false;
+    }
     let Some(copied) = inner.siblings.copy(&layer.cached, chunk, owner) else { return false };
     let bytes = u64::from(layer.cached.table().chunks()[chunk].plain_bytes());
     inner.counters.copies.fetch_add(1, Ordering::Relaxed);
@@ -166,7 +201,7 @@ fn copy(
 }
 
 fn read(inner: &Arc<Inner>, reading: &Reading) -> Next {
-    match read_run(reading) {
+    match read_run(inner, reading) {
         Ok(pieces) => {
             inner.store_away.over();
             Next::Decode(pieces)
@@ -178,7 +213,7 @@ fn read(inner: &Arc<Inner>, reading: &Reading) -> Next {
     }
 }
 
-fn read_run(reading: &Reading) -> Result<Vec<Piece>> {
+fn read_run(inner: &Arc<Inner>, reading: &Reading) -> Result<Vec<Piece>> {
     let Reading { layer, run, locations } = reading;
     // INVARIANT: a run has at least one chunk.
     let (first, last) = (run.chunks[0], run.chunks[run.chunks.len() - 1]);
@@ -187,7 +222,9 @@ fn read_run(reading: &Reading) -> Result<Vec<Piece>> {
         return Err(Error::not_found(text));
     };
     let bytes = (end_of(&last) - first.offset) as usize;
-    let payload = Arc::new(layer.source.read(&pack, first.offset, bytes)?);
+    let mut payload = inner.buffers.take(bytes);
+    layer.source.read(&pack, first.offset, &mut payload)?;
+    let payload = Arc::new(payload);
     let mut pieces = Vec::with_capacity(run.chunks.len());
     for chunk in run.chunks.iter().copied() {
         let Some((_, placement)) = locations.get(chunk) else { continue };
@@ -208,10 +245,18 @@ fn decode(inner: &Arc<Inner>, piece: &Piece) -> Next {
     let Piece { layer, chunk, payload, part, placement, locations } = piece;
     let entry = &layer.cached.table().chunks()[*chunk];
     let stored = &payload[part.clone()];
-    match store::codec::decode_chunk(stored, placement.codec, entry.plain_bytes(), &entry.digest) {
-        Ok(plain) => {
-            Next::Then(Step::Write(Verified { layer: Arc::clone(layer), chunk: *chunk, plain }))
-        }
+    let verified = |plain| {
+        Next::Then(Step::Write(Verified { layer: Arc::clone(layer), chunk: *chunk, plain }))
+    };
+    if placement.codec == Codec::None
+        && stored.len() == entry.plain_bytes() as usize
+        && ChunkDigest::of(stored) == entry.digest
+    {
+        return verified(Plain::Stored(Arc::clone(payload), part.clone()));
+    }
+    let mut plain = inner.buffers.take(entry.plain_bytes() as usize);
+    match store::codec::decode_chunk_into(stored, placement.codec, &entry.digest, &mut plain) {
+        Ok(()) => verified(Plain::Decoded(plain)),
         Err(error) => {
             let pack = locations.get(*chunk).map(|(pack, _)| pack.to_string()).unwrap_or_default();
             let error = error.context(format!("chunk {chunk} in pack {pack}"));
@@ -229,6 +274,23 @@ fn mismatch(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, error: &Error) {
     layer.verify_failures.fetch_add(1, Ordering::Relaxed);
     tracing::warn!(layer = %id, error = %error.chain(), "a chunk on the store is damaged");
     inner.incidents.note(IncidentKind::Integrity, id, error.chain());
+}
+
+/// Writes what readers of the data file wait for, where that is less than the chunk, and tells them. What fails
+/// here fails again with the whole chunk, which decides what becomes of it.
+// INVARIANT: the chunk has no bit yet. Whoever else wants any of it waits until all of it is there.
+// CRASH: what was written without a bit counts for nobody, and is written over when it is fetched again.
+fn write_pages(inner: &Arc<Inner>, verified: &Verified) -> bool {
+    let Verified { layer, chunk, plain } = verified;
+    let place = layer.cached.table().chunks()[*chunk].byte_range();
+    let Some(pages) = layer.flights.pages(*chunk, &place) else { return false };
+    let part = &plain[(pages.start - place.start) as usize..(pages.end - place.start) as usize];
+    let room = inner.space.check(plain.len() as u64);
+    let written = room.is_ok() && layer.cached.put_pages(pages.start, part);
+    if written {
+        layer.flights.pages_landed(*chunk, &place, &pages);
+    }
+    written
 }
 
 fn write(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize, plain: &[u8]) {
@@ -377,7 +439,8 @@ pub fn read_uncached(inner: &Arc<Inner>, layer: &Arc<FetchLayer>, chunk: usize) 
     for _ in 0..2 {
         let locations = layer.source.locations()?;
         let Some((pack, placement)) = locations.get(chunk) else { break };
-        let stored = layer.source.read(&pack, placement.offset, placement.stored_bytes as usize)?;
+        let mut stored = inner.buffers.take(placement.stored_bytes as usize);
+        layer.source.read(&pack, placement.offset, &mut stored)?;
         match store::codec::decode_chunk(
             &stored,
             placement.codec,

@@ -133,9 +133,54 @@ fn a_thread_that_fills_itself_leaves_nothing_behind() {
     let bench = bench(Duration::from_secs(30));
     let (tell, told) = crossbeam_channel::bounded(1);
     let done = Box::new(move |result: Result<(), Failure>| tell.send(result.is_ok()).unwrap());
-    bench.engine.request_and_fill(&bench.layer, 5..9, done);
+    bench.engine.page_in(&bench.layer, bytes_of(5..9), true, done);
     assert!(told.recv().unwrap());
     bench.assert_filled(5..9);
+}
+
+fn bytes_of(chunks: Range<usize>) -> Range<u64> {
+    (chunks.start * CHUNK_BYTES) as u64..(chunks.end * CHUNK_BYTES) as u64
+}
+
+#[test]
+fn who_reads_a_page_goes_on_before_the_rest_of_its_chunk_is_there() {
+    use steps::{Next, Step};
+    let bench = bench(Duration::from_secs(30));
+    let cached = bench.layer.cached();
+    let space = Box::new(Space::new(bench.folder.path(), 0, None));
+    let settings = bench.engine.inner.settings.clone();
+    let engine = Engine::idle(settings, space, Arc::new(SystemClock));
+    let ask = |bytes: Range<u64>| {
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let done = Box::new(move |result: Result<(), Failure>| tell.send(result.is_ok()).unwrap());
+        engine.page_in(&bench.layer, bytes, false, done);
+        told
+    };
+    let page = 4096_u64;
+    let chunk = bytes_of(3..4);
+    let first = ask(chunk.start + page..chunk.start + 2 * page);
+    let whole = ask(chunk.clone());
+    let mut step = Step::from(engine.inner.queue.try_next().unwrap());
+    while !matches!(step, Step::Keep(_)) {
+        assert!(first.is_empty() && whole.is_empty());
+        step = match step.advance(&engine.inner) {
+            Next::Then(next) => next,
+            Next::Decode(pieces) => Step::Decode(pieces.into_iter().next().unwrap()),
+            Next::Over => panic!("the chunk was not kept"),
+        };
+    }
+    assert!(first.try_recv().unwrap() && whole.is_empty() && !cached.has(3));
+    let mut seen = vec![0; CHUNK_BYTES];
+    rustix::io::pread(cached.quiet_data(), &mut seen, chunk.start).unwrap();
+    let mut wanted = vec![0; CHUNK_BYTES];
+    wanted[4096..8192].copy_from_slice(&plain(3)[4096..8192]);
+    assert!(seen == wanted, "the page, and no more of the chunk");
+    // Somebody who comes now waits for all of it.
+    let late = ask(chunk.start + page..chunk.start + 2 * page);
+    assert!(late.is_empty());
+    assert!(matches!(step.advance(&engine.inner), Next::Over));
+    assert!(whole.try_recv().unwrap() && late.try_recv().unwrap());
+    bench.assert_filled(3..4);
 }
 
 #[test]

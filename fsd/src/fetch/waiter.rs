@@ -3,6 +3,7 @@
 //! Locking: one mutex around the closure that tells, held only to take it out.
 
 use layer::{Error, ErrorKind};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -53,19 +54,29 @@ pub struct Waiter {
     done: Mutex<Option<Done>>,
     remaining: AtomicUsize,
     deadline: Instant,
+    pages: Option<Range<u64>>,
     delayed_by: Mutex<Option<Failure>>,
 }
 
 impl Waiter {
     /// Waits for one thing more than was added: the guard that [`Waiter::arrived`] takes back when
     /// all chunks were added.
-    pub fn new(deadline: Instant, done: Done) -> Arc<Self> {
+    ///
+    /// With `pages` it needs no more of the chunks than these bytes of the data file.
+    pub fn new(deadline: Instant, pages: Option<Range<u64>>, done: Done) -> Arc<Self> {
         Arc::new(Self {
             done: Mutex::new(Some(done)),
             remaining: AtomicUsize::new(1),
             deadline,
+            pages,
             delayed_by: Mutex::new(None),
         })
+    }
+
+    /// What it needs of a chunk that has these bytes of the data file; nothing where it needs the whole chunk.
+    pub fn pages_in(&self, chunk: &Range<u64>) -> Option<Range<u64>> {
+        let pages = self.pages.as_ref()?;
+        Some(pages.start.max(chunk.start)..pages.end.min(chunk.end))
     }
 
     /// One chunk more to wait for.

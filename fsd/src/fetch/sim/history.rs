@@ -15,10 +15,11 @@ use super::store::{SimStore, TrueLayer, Truth};
 use crate::cache::CachedLayer;
 use crate::cache::entry::Parts;
 use crate::clock::Clock;
-use crate::fetch::steps::{Next, Step, Verified};
+use crate::fetch::steps::{Next, Plain, Step, Verified};
 use crate::fetch::{Class, Engine, Failure, FetchLayer, FetchSettings, Source, StoreCounters};
 use crate::journal::FileKey;
 use crate::served::ServedLayer;
+use layer::chunk::BLOCK_BYTES;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -94,6 +95,8 @@ pub(super) enum Reader {
 #[derive(Clone)]
 pub(super) struct Read {
     pub(super) layer: usize,
+    /// What it reads, in whole pages, and the chunks of that.
+    bytes: Range<u64>,
     chunks: Range<usize>,
     pub(super) disk: Arc<SimDisk>,
     pub(super) answer: Answer,
@@ -145,6 +148,8 @@ pub struct Tally {
     pub punches: u64,
     /// Chunks copied from another layer.
     pub copies: u64,
+    /// Chunks of which readers were let go before all of it was there.
+    pub ahead: u64,
     /// Layers mounted.
     pub mounts: u64,
     /// Takeovers that came to their end.
@@ -343,13 +348,28 @@ impl History {
         let end = (start + 1 + self.fate.below(MAX_CHUNKS)).min(count);
         let chunks = start as usize..end as usize;
         let disk = Arc::clone(&lock(&self.disks)[layer]);
-        let read = Read { layer, chunks, disk, answer: Answer::default() };
-        self.fate.note(|| format!("reader {index} asks for {layer}:{:?}", read.chunks));
+        let bytes = self.pages_of(layer, &chunks);
+        let read = Read { layer, bytes, chunks, disk, answer: Answer::default() };
+        self.fate.note(|| {
+            format!("reader {index} asks for {layer}:{:?}, bytes {:?}", read.chunks, read.bytes)
+        });
         if self.is_taking_over() {
             lock(&self.readers)[index] = Reader::Waiting(read);
             return self.queue(index);
         }
         self.ask(index, read);
+    }
+
+    /// Some pages at least of every one of these chunks: all of them, or less at both ends.
+    fn pages_of(&self, layer: usize, chunks: &Range<usize>) -> Range<u64> {
+        let layer = &self.truth.layers[layer];
+        let mut bytes = range_of(layer, chunks);
+        let blocks = |chunk: usize| u64::from(layer.table.chunks()[chunk].blocks);
+        let block = u64::from(BLOCK_BYTES);
+        bytes.start += self.fate.below(blocks(chunks.start)) * block;
+        let last = layer.table.chunks()[chunks.end - 1].offset().max(bytes.start);
+        bytes.end -= self.fate.below((bytes.end - last) / block) * block;
+        bytes
     }
 
     /// As an event thread does: at once when all is there, else through the engine.
@@ -364,7 +384,7 @@ impl History {
             told: false,
         };
         if self.planes[read.layer] == Plane::Fsd {
-            let range = range_of(&self.truth.layers[read.layer], &read.chunks);
+            let range = read.bytes;
             let (engine, bytes) = (self.engine(), range.end - range.start);
             let answer = move |bytes: layer::Result<Vec<u8>>| {
                 teller.answer(bytes.map(Some).map_err(|error| error.chain()));
@@ -375,17 +395,18 @@ impl History {
             return teller.tell(Ok(()));
         }
         let done = Box::new(move |result| teller.tell(result));
-        if self.fate.below(3) == 0 && self.mutant == Mutant::None {
-            self.engine().request_and_fill(layer, read.chunks, done);
-        } else {
+        if self.fate.below(4) == 0 {
+            // As a takeover does.
             self.engine().request(layer, read.chunks, Class::Demand, done);
+        } else {
+            let fills = self.fate.below(3) == 0 && self.mutant == Mutant::None;
+            self.engine().page_in(layer, read.bytes, fills, done);
         }
     }
 
     /// A reader that was let go reads what the kernel has; one that was refused has an error.
     fn end_read(&self, index: usize, read: &Read, told: Told) {
-        let layer = &self.truth.layers[read.layer];
-        let range = range_of(layer, &read.chunks);
+        let (layer, range) = (&self.truth.layers[read.layer], read.bytes.clone());
         let seen = match told {
             Ok(Some(bytes)) => bytes,
             Ok(None) => {
@@ -439,15 +460,26 @@ impl History {
         let step = match (self.mutant, step) {
             (Mutant::DoesNotVerify, Step::Decode(piece)) => {
                 let entry = piece.layer.cached.table().chunks()[piece.chunk];
-                let mut plain = vec![0; entry.plain_bytes() as usize];
+                let mut plain = engine.inner.buffers.take(entry.plain_bytes() as usize);
                 let stored = &piece.payload[piece.part.clone()];
                 let codec = piece.placement.codec;
                 let _ = store::codec::decode_chunk_into(stored, codec, &entry.digest, &mut plain);
-                let (layer, chunk) = (piece.layer, piece.chunk);
+                let (layer, chunk, plain) = (piece.layer, piece.chunk, Plain::Decoded(plain));
                 return vec![Step::Write(Verified { layer, chunk, plain })];
+            }
+            (Mutant::LetsGoBeforeThePages, Step::Write(verified)) => {
+                let Verified { layer, chunk, .. } = &verified;
+                let place = layer.cached.table().chunks()[*chunk].byte_range();
+                if let Some(pages) = layer.flights.pages(*chunk, &place) {
+                    layer.flights.pages_landed(*chunk, &place, &pages);
+                }
+                return vec![Step::Keep(verified)];
             }
             (_, step) => step,
         };
+        if let Step::Keep(_) = &step {
+            lock(&self.tally).ahead += 1;
+        }
         match step.advance(&engine.inner) {
             Next::Over => Vec::new(),
             Next::Then(step) => vec![step],
@@ -614,6 +646,7 @@ fn name_of(step: &Step) -> String {
         Step::Read(_) => "read".to_owned(),
         Step::Decode(piece) => format!("decode {}", piece.chunk),
         Step::Write(verified) => format!("write {}", verified.chunk),
+        Step::Keep(verified) => format!("keep {}", verified.chunk),
     }
 }
 

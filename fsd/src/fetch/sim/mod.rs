@@ -52,6 +52,7 @@ fn no_history_of_faults_shows_a_wrong_byte() {
                 sum.evictions += tally.evictions;
                 sum.punches += tally.punches;
                 sum.copies += tally.copies;
+                sum.ahead += tally.ahead;
                 sum.mounts += tally.mounts;
                 sum.takeovers += tally.takeovers;
             }
@@ -66,6 +67,7 @@ fn no_history_of_faults_shows_a_wrong_byte() {
     assert!(sum.right > histories && sum.errors > 0 && sum.evictions > 0);
     assert!(sum.mounts > sum.evictions && sum.takeovers > 100, "{sum:?}");
     assert!(sum.punches > 0, "no chunk was evicted");
+    assert!(sum.ahead > histories / 10, "readers waited for whole chunks: {sum:?}");
     assert!(sum.copies > 0, "no chunk came from a sibling");
 }
 

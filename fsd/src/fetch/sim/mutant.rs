@@ -13,6 +13,8 @@ pub enum Mutant {
     DoesNotVerify,
     /// Bits are set, and readers let go, before the bytes are written.
     SetsTheBitBeforeTheBytes,
+    /// Readers of some pages of a chunk are let go before these are written.
+    LetsGoBeforeThePages,
     /// Data is thrown away while its bits are set.
     PunchesBeforeTheBit,
     /// A chunk that rests is never woken.
@@ -23,10 +25,11 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every one that has to be found.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::RecordsBeforeTheSync,
         Self::DoesNotVerify,
         Self::SetsTheBitBeforeTheBytes,
+        Self::LetsGoBeforeThePages,
         Self::PunchesBeforeTheBit,
         Self::ForgetsTheResting,
         Self::LetsTheOwedGo,

@@ -79,11 +79,11 @@ fn publish(store: &Store, layer: usize) -> TrueLayer {
     let (mut chunks, mut plain, mut data) = (Vec::new(), Vec::new(), Vec::new());
     let mut start_block = 0;
     for index in 0..CHUNKS[layer] {
-        let blocks = 1 + (index % 4 == 2) as u32;
+        let blocks = 1 + 2 * (index % 3 == 2) as u32;
         let zero = index % 7 == 5;
         let number = (index as u64 * (2 * layer as u64 + 1) + 3) % CONTENTS;
         // The number and the size make the content, so that equal digests are of equal size.
-        let bytes = (!zero).then(|| content(number * 2 + u64::from(blocks), blocks));
+        let bytes = (!zero).then(|| content(number * 4 + u64::from(blocks), blocks));
         data.extend(bytes.clone().unwrap_or_else(|| vec![0; (blocks * BLOCK_BYTES) as usize]));
         let digest = bytes.as_ref().map_or(ChunkDigest::ZERO, |bytes| ChunkDigest::of(bytes));
         chunks.push(Chunk { start_block, blocks, digest });

@@ -12,6 +12,7 @@ use super::turn::Turn;
 use crate::fetch::{Engine, Failure, Met, spawn};
 use crate::journal::{FileKey, Journal, Slot};
 use crate::served::{Registry, ServedLayer};
+use layer::chunk::BLOCK_BYTES;
 use layer::{ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,27 +118,23 @@ impl Events {
         if let Some(ahead) = ahead {
             self.engine.prefetch(layer.fetch(), ahead);
         }
-        if cached.has_all(chunks.clone()) {
+        if cached.has_all(chunks) {
             layer.hits.fetch_add(1, Ordering::Relaxed);
             allow(event, &self.counters);
         } else {
-            self.fetch(event, &layer, chunks, may_fill);
+            self.fetch(event, &layer, may_fill);
         }
     }
 
-    fn fetch(&self, event: Event, layer: &Arc<ServedLayer>, chunks: Range<usize>, may_fill: bool) {
+    fn fetch(&self, event: Event, layer: &Arc<ServedLayer>, may_fill: bool) {
+        let pages = pages_of(&event, layer.fetch().cached().table().data_bytes());
         let counters = Arc::clone(&self.counters);
         let owner = Arc::clone(layer);
         let done = Box::new(move |result: Result<(), Failure>| match result {
             Ok(()) => allow(event, &counters),
             Err(failure) => refuse(event, &owner, &failure, &counters),
         });
-        let met = if may_fill {
-            self.engine.request_and_fill(layer.fetch(), chunks, done)
-        } else {
-            self.engine.request(layer.fetch(), chunks, crate::fetch::Class::Demand, done)
-        };
-        if met == Met::Joined {
+        if self.engine.page_in(layer.fetch(), pages, may_fill, done) == Met::Joined {
             layer.waits.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -147,6 +144,13 @@ impl Events {
         self.counters.events.fetch_add(1, Ordering::Relaxed);
         settle(event.deny(denial));
     }
+}
+
+/// The whole pages that the reader of an event reads from the data file.
+fn pages_of(event: &Event, data_bytes: u64) -> Range<u64> {
+    let block = u64::from(BLOCK_BYTES);
+    let end = event.offset().saturating_add(event.count().max(1)).min(data_bytes);
+    event.offset() / block * block..end.next_multiple_of(block)
 }
 
 fn file_key(event: &Event) -> Result<FileKey> {
