@@ -9,15 +9,19 @@ mod oci_world;
 mod tape;
 
 use builder::export::{Compression, ExportOptions, export};
+use builder::publish::{EncodedChunk, ImagesPublisher, Publisher};
 use builder::{BuildOptions, ImageLayers, Silent};
+use imaged::CollectOptions;
 use layer::environment::{Environment, RunConfig};
 use layer::manifest::LayerKind;
-use layer::{ErrorKind, LayerId};
+use layer::{ChunkDigest, EnvId, ErrorKind, LayerId, Result};
 use oci_world::registry::{Registry, run};
 use oci_world::{World, digests, layout, packed, umoci_image};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tape::Tape;
 
 fn text(bytes: usize, seed: u64) -> Vec<u8> {
@@ -63,6 +67,81 @@ fn an_image_of_a_registry_comes_and_goes_unchanged() {
     let other = World::new();
     let error = other.build(&registry.image("demo/app:v1"), &other.options()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+}
+
+/// A publisher during which collectors run that give nothing any grace: before and after each step.
+struct Collected<'a> {
+    world: &'a World,
+    inner: ImagesPublisher,
+    condemned: AtomicU64,
+}
+
+impl Collected<'_> {
+    /// Twice: one run condemns, the next deletes.
+    fn collect(&self) {
+        let options = CollectOptions {
+            grace: Duration::ZERO,
+            history: Duration::ZERO,
+            compact_below_percent: 70,
+            ..CollectOptions::default()
+        };
+        for _ in 0..2 {
+            let done = self.world.images.collect(&options).unwrap();
+            self.condemned.fetch_add(done.condemned, Ordering::Relaxed);
+        }
+    }
+
+    fn around<T>(&self, step: impl FnOnce(&ImagesPublisher) -> T) -> T {
+        self.collect();
+        let done = step(&self.inner);
+        self.collect();
+        done
+    }
+}
+
+impl Publisher for Collected<'_> {
+    fn missing(&self, digests: &[ChunkDigest]) -> Result<Vec<bool>> {
+        self.inner.missing(digests)
+    }
+
+    fn upload(&self, chunk: EncodedChunk) -> Result<()> {
+        self.inner.upload(chunk)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.around(Publisher::flush)
+    }
+
+    fn commit_layer(&self, file: &[u8]) -> Result<LayerId> {
+        self.around(|inner| inner.commit_layer(file))
+    }
+
+    fn reopen(&self) -> Result<()> {
+        self.inner.reopen()
+    }
+
+    fn commit_environment(&self, document: &[u8]) -> Result<EnvId> {
+        self.around(|inner| inner.commit_environment(document))
+    }
+}
+
+#[test]
+fn collections_in_the_middle_of_an_import_take_nothing_of_it() {
+    let world = World::new();
+    let source = umoci_image(world.dir.path());
+    let (digest, blobs) = digests(&source);
+    let inner = world.publisher();
+    let publisher = Collected { world: &world, inner, condemned: AtomicU64::new(0) };
+    let from = format!("oci:{}:v1", source.display());
+    let (built, environment) = world.build_with(&from, &world.options(), &publisher).unwrap();
+    assert!(publisher.condemned.load(Ordering::Relaxed) > 0, "there was something to take");
+    // No name protects it yet, only the publish that goes on.
+    publisher.collect();
+    let checked = imaged::fsck::check(&world.store, true).unwrap();
+    assert_eq!((checked.damages, checked.layers), (Vec::new(), built.layer_ids().len() as u64));
+    let (place, exported) = world.export(&environment, "out");
+    assert!(exported.layers.iter().all(|layer| layer.original), "the tars are there still");
+    assert_eq!(digests(&place), (digest, blobs));
 }
 
 #[test]

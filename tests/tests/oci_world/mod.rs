@@ -4,7 +4,7 @@
 pub mod registry;
 
 use builder::export::{ExportOptions, Exported, export};
-use builder::publish::ImagesPublisher;
+use builder::publish::{ImagesPublisher, Publisher};
 use builder::{BuildOptions, Built, ImageLayers, Silent, Source, publish_built};
 use layer::environment::Environment;
 use layer::manifest::LayerKind;
@@ -20,6 +20,7 @@ use store::Store;
 /// An image daemon over a store in a directory.
 pub struct World {
     runtime: tokio::runtime::Runtime,
+    pub images: imaged::Service,
     pub store: Arc<Store>,
     channel: tonic::transport::Channel,
     pub dir: tempfile::TempDir,
@@ -35,9 +36,9 @@ impl World {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let config =
             imaged::ImagedConfig { store: store.clone(), catalog_dir: dir.path().join("catalog") };
-        let routes = imaged::Service::open(config).unwrap().routes();
-        let channel = runtime.block_on(proto::connect::in_process(routes)).unwrap();
-        Self { runtime, store, channel, dir }
+        let images = imaged::Service::open(config).unwrap();
+        let channel = runtime.block_on(proto::connect::in_process(images.routes())).unwrap();
+        Self { runtime, images, store, channel, dir }
     }
 
     pub fn publisher(&self) -> ImagesPublisher {
@@ -55,10 +56,18 @@ impl World {
     }
 
     pub fn build(&self, source: &str, options: &BuildOptions) -> Result<(Built, Environment)> {
-        let publisher = self.publisher();
-        let built = builder::build(&Source::parse(source)?, &publisher, options, &Silent)?;
+        self.build_with(source, options, &self.publisher())
+    }
+
+    pub fn build_with(
+        &self,
+        source: &str,
+        options: &BuildOptions,
+        publisher: &dyn Publisher,
+    ) -> Result<(Built, Environment)> {
+        let built = builder::build(&Source::parse(source)?, publisher, options, &Silent)?;
         let config = built.config.clone().unwrap_or_default();
-        let id = publish_built(&built, config, &publisher)?;
+        let id = publish_built(&built, config, publisher)?;
         let environment = self.store.read_environment(&id)?;
         Ok((built, environment))
     }
