@@ -39,7 +39,7 @@ pub use leases::{Claim, Lease, MAX_LEASE_IDS};
 pub use objects::{MAX_LAYER_FILE_BYTES, Store};
 pub use pack::{PackWriter, SealedPack};
 pub use profiles::Profiled;
-pub use signatures::signatures_of;
+pub use signatures::{named as signature_named, signatures_of};
 pub use spaces::{Space, SpaceMade, wrong_length};
 pub use trust::Trust;
 pub use url::{open, usrbio};

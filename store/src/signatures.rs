@@ -27,6 +27,18 @@ fn object(subject: &Target, key: &KeyId) -> Result<Key> {
     Key::new(format!("{}{key}", signatures_of(subject)))
 }
 
+/// What the name of an object says: what is signed and by whom.
+pub fn named(name: &str) -> Option<(Target, KeyId)> {
+    let (kind, rest) = name.strip_prefix("signatures/")?.split_once('/')?;
+    let (id, key) = rest.split_once('/')?;
+    let subject = match kind {
+        "layer" => Target::Layer(id.parse().ok()?),
+        "env" => Target::Environment(id.parse().ok()?),
+        _ => return None,
+    };
+    Some((subject, key.parse().ok()?))
+}
+
 /// A signature that is of this subject and key and that the key made.
 fn checked(bytes: &[u8], subject: &Target, key: &KeyId) -> Result<Signature> {
     let signature = Signature::decode(bytes)?;
@@ -77,6 +89,28 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).context(|| format!("signature of {subject} by key {key}")),
         }
+    }
+
+    /// The names of all objects where signatures lie.
+    pub fn signature_names(&self) -> Result<Vec<String>> {
+        self.list_names("signatures/")
+    }
+
+    /// The signature in an object of such a name, checked. `Corrupt` for a name that no signature has.
+    pub fn read_signature_at(&self, name: &str) -> Result<Signature> {
+        let (subject, key) = named(name)
+            .ok_or_else(|| Error::corrupt(format!("object {name} has no name of a signature")))?;
+        self.read_signature(&subject, &key)?
+            .ok_or_else(|| Error::not_found(format!("signature of {subject} by key {key}")))
+    }
+
+    /// Takes a signature from elsewhere; what it signs must be here. Returns whether a sound one of its key was here.
+    pub fn put_signature(&self, signature: &Signature) -> Result<bool> {
+        verify(signature)?;
+        let Statement { subject, key, .. } = &signature.statement;
+        let sound = |found: &[u8]| checked(found, subject, key).is_ok();
+        let place = object(subject, key)?;
+        self.put_sound(&place, &signature.encode(), MAX_SIGNATURE_BYTES as u64, sound)
     }
 
     /// Who has, by the names of the objects, signed something; the first [`MAX_SIGNERS`].

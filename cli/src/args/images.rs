@@ -119,6 +119,11 @@ pub struct Fsck {
     /// Check the cache of this node instead: every chunk in it, and its bookkeeping
     #[arg(long)]
     pub node: bool,
+    /// Name the signatures of keys that are not among these: a file, or a directory of files that end in .pub
+    ///
+    /// They are no damage. [default: DATA/trusted-keys, where it exists]
+    #[arg(long, value_name = "KEYS", conflicts_with = "node")]
+    pub keys: Option<String>,
     /// Drop what is wrong in the node's cache; it is fetched anew
     #[arg(long, requires = "node")]
     pub repair: bool,

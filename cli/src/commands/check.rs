@@ -12,12 +12,14 @@ use crate::quantity::show_bytes;
 use layer::erofs::reader::Reader;
 use layer::layer_file::LayerFile;
 use layer::location::{Locations, Placement};
-use layer::{ChunkDigest, Error, ErrorKind, LayerId, PackId, Result};
+use layer::reference::Target;
+use layer::{ChunkDigest, EnvId, Error, ErrorKind, LayerId, PackId, Result};
 use proto::v1::LocateRequest;
+use proto::v1::resolve_response::Target as Resolved;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::Arc;
-use store::Store;
+use store::{Store, TrustedKeys};
 
 /// Damage beyond this is only counted.
 const MAX_LISTED: usize = 1000;
@@ -32,6 +34,9 @@ struct Findings {
     packs: u64,
     read_data: bool,
     bytes_read: u64,
+    signatures: u64,
+    /// Signatures that are sound, of keys that are not trusted.
+    strange: Vec<String>,
     damages: u64,
     damaged: Vec<String>,
 }
@@ -46,19 +51,20 @@ impl Findings {
 
     fn lines(&self) -> String {
         let mut text = format!(
-            "{}: {} layers, {} files, {} chunks in {} packs, {}: ",
+            "{}: {} layers, {} files, {} signatures, {} chunks in {} packs, {}: ",
             self.name,
             self.layers,
             self.files,
+            self.signatures,
             self.chunks,
             self.packs,
             data_read(self.read_data, self.bytes_read)
         );
-        if self.damages == 0 {
-            return text + verdict_without_damage(self.read_data);
+        match self.damages {
+            0 => text.push_str(verdict_without_damage(self.read_data)),
+            damages => text.push_str(&format!("{damages} damages")),
         }
-        text.push_str(&format!("{} damages", self.damages));
-        for what in &self.damaged {
+        for what in self.damaged.iter().chain(&self.strange) {
             text.push('\n');
             text.push_str(what);
         }
@@ -95,6 +101,16 @@ pub async fn fsck(scene: &Scene, args: &Fsck) -> Outcome {
     let store = blocking(move || Ok(Arc::new(Store::open(store::open(&url)?)?))).await?;
     let mut findings =
         Findings { name: name.clone(), read_data: args.read_data, ..Findings::default() };
+    let subjects = ids.iter().copied().map(Target::Layer);
+    let environment = match &answer.target {
+        Some(Resolved::EnvId(id)) => Some(Target::Environment(EnvId::from_slice(id)?)),
+        _ => None,
+    };
+    let subjects: Vec<Target> = subjects.chain(environment).collect();
+    let trusted = super::mend::trusted(&scene.settings, args.keys.as_deref())?;
+    let (reader, begun) = (Arc::clone(&store), findings);
+    findings =
+        blocking(move || check_signatures(&reader, &subjects, trusted.as_ref(), begun)).await?;
     for id in ids {
         refresh_hint(&mut images, &store, &id, &mut findings).await?;
         let (store, read_data) = (Arc::clone(&store), args.read_data);
@@ -146,6 +162,31 @@ async fn refresh_hint(
         }
     }
     Ok(())
+}
+
+/// Every signature of these, whoever made it.
+fn check_signatures(
+    store: &Store,
+    subjects: &[Target],
+    trusted: Option<&TrustedKeys>,
+    mut findings: Findings,
+) -> Result<Findings> {
+    for subject in subjects {
+        for key in store.signers(subject)? {
+            match store.read_signature(subject, &key) {
+                Ok(_) if trusted.is_some_and(|trusted| !trusted.contains(&key)) => {
+                    findings
+                        .strange
+                        .push(format!("{subject} is signed by key {key}, which is not trusted"));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                Err(error) => findings.note(error.chain()),
+            }
+            findings.signatures += 1;
+        }
+    }
+    Ok(findings)
 }
 
 fn check_layer(store: &Store, id: &LayerId, read_data: bool, findings: &mut Findings) {

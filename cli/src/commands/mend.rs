@@ -5,12 +5,15 @@ use super::check::{data_read, verdict_without_damage};
 use crate::args::{Fsck, Repair};
 use crate::embed;
 use crate::errors::{Outcome, Remedy};
+use crate::node::options::FsdOptions;
+use crate::settings::Settings;
 use imaged::fsck::{Checked, check, repair as mend};
-use layer::Error;
+use layer::{Error, Result};
 use proto::v1::LocateRequest;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use store::Store;
+use store::{Store, TrustedKeys};
 
 /// Damage beyond this is only counted.
 const MAX_LISTED: usize = 1000;
@@ -31,12 +34,21 @@ struct Findings {
     read_data: bool,
     bytes_read: u64,
     stale_hints: u64,
+    signatures: u64,
+    /// Keys that are not trusted, and how many signatures they have made; absent where nothing says who is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strange_keys: Option<BTreeMap<String, u64>>,
     damages: u64,
     damaged: Vec<Damage>,
 }
 
 impl Findings {
-    fn new(checked: Checked, read_data: bool) -> Self {
+    fn new(checked: Checked, read_data: bool, trusted: Option<&TrustedKeys>) -> Self {
+        let strange = |trusted: &TrustedKeys| {
+            let strange = checked.signers.iter().filter(|(key, _)| !trusted.contains(key));
+            strange.map(|(key, count)| (key.to_string(), *count)).collect()
+        };
+        let strange_keys = trusted.map(strange);
         let damages = checked.damages.len() as u64;
         let listed = checked.damages.into_iter().take(MAX_LISTED);
         Self {
@@ -48,6 +60,8 @@ impl Findings {
             read_data,
             bytes_read: checked.bytes_read,
             stale_hints: checked.stale_hints,
+            signatures: checked.signers.values().sum(),
+            strange_keys,
             damages,
             damaged: listed
                 .map(|damage| Damage { what: damage.what, references: damage.references })
@@ -57,18 +71,22 @@ impl Findings {
 
     fn lines(&self) -> String {
         let mut text = format!(
-            "{} entries of references, {} environments, {} layers, {} chunks in {} packs, {}: ",
+            "{} entries of references, {} environments, {} layers, {} signatures, {} chunks in {} packs, {}: ",
             self.references,
             self.environments,
             self.layers,
+            self.signatures,
             self.chunks,
             self.packs,
             data_read(self.read_data, self.bytes_read)
         );
-        if self.damages == 0 {
-            return text + verdict_without_damage(self.read_data);
+        match self.damages {
+            0 => text.push_str(verdict_without_damage(self.read_data)),
+            damages => _ = write!(text, "{damages} damages"),
         }
-        _ = write!(text, "{} damages", self.damages);
+        for (key, count) in self.strange_keys.iter().flatten() {
+            _ = write!(text, "\nkey {key} is not trusted and has made {count} of the signatures");
+        }
         for damage in &self.damaged {
             _ = write!(text, "\n{}", damage.what);
             if !damage.references.is_empty() {
@@ -84,11 +102,19 @@ pub async fn fsck_store(scene: &Scene, args: &Fsck) -> Outcome {
     let images = embed::images(&scene.settings, scene.out).await?;
     let url = images.store_url(&scene.settings)?;
     let read_data = args.read_data;
+    let trusted = trusted(&scene.settings, args.keys.as_deref())?;
     let checked =
         super::blocking(move || check(&Store::open(store::open(&url)?)?, read_data)).await??;
-    let findings = Findings::new(checked, read_data);
+    let findings = Findings::new(checked, read_data, trusted.as_ref());
     scene.out.result(&findings, || findings.lines())?;
     verdict(findings.damages)
+}
+
+/// The keys to compare with, where there are any.
+pub fn trusted(settings: &Settings, named: Option<&str>) -> Result<Option<TrustedKeys>> {
+    let options =
+        FsdOptions { require_signature: named.map(str::to_owned), ..FsdOptions::default() };
+    options.trusted(settings)
 }
 
 fn verdict(damages: u64) -> Outcome {
@@ -105,6 +131,7 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
     #[derive(Serialize)]
     struct Mended {
         documents: u64,
+        signatures: u64,
         chunks: u64,
         packs: u64,
         left: Findings,
@@ -127,14 +154,16 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
     }
     let mended = Mended {
         documents: repaired.documents,
+        signatures: repaired.signatures,
         chunks: repaired.chunks,
         packs: repaired.packs,
-        left: Findings::new(repaired.left, read_data),
+        left: Findings::new(repaired.left, read_data, None),
     };
     scene.out.result(&mended, || {
         format!(
-            "mended: {} environments and layers, {} chunks written, {} damaged packs removed\n{}",
+            "mended: {} environments and layers, {} signatures, {} chunks written, {} damaged packs removed\n{}",
             mended.documents,
+            mended.signatures,
             mended.chunks,
             mended.packs,
             mended.left.lines()

@@ -141,3 +141,53 @@ fn signatures_are_shown_and_copied_and_keys_are_kept_private() {
     sign(&world, "other:1", "mine").fails(1, "can be read by others");
     world.line("up --require-signature /nowhere/keys").fails(1, "/nowhere/keys");
 }
+
+#[test]
+fn a_check_names_false_signatures_and_strange_keys_and_repair_takes_sound_ones_from_a_second_store()
+{
+    let world = world();
+    sign(&world, "box:1", "mine").ok();
+    sign(&world, "base/box:1", "strange").ok();
+    let spare = world.path("spare");
+    world.line(&format!("copy-store --all --to {}", spare.display())).ok();
+    let clean = world.line("fsck --json").ok().json();
+    assert_eq!(clean["signatures"], 2);
+    assert!(clean.get("strange_keys").is_none(), "nobody said who is trusted");
+
+    // Whose they are is no damage.
+    let with_keys =
+        |line: &str| world.line(&format!("{line} --keys {}.pub", world.path("mine").display()));
+    let strange = with_keys("fsck").ok().out;
+    assert!(strange.contains("is not trusted and has made 1 of the signatures"), "{strange}");
+    let strange = with_keys("fsck box:1").ok().out;
+    assert!(strange.contains("which is not trusted"), "{strange}");
+
+    let name = signature(&world);
+    let sound = fs::read(&name).unwrap();
+    for garbled in [&sound[..sound.len() / 2], b"", b"words"] {
+        fs::remove_file(&name).unwrap();
+        fs::write(&name, garbled).unwrap();
+        let damaged = world.line("fsck --json");
+        assert_eq!(damaged.code, 1, "{damaged:?}");
+        let damages = damaged.json()["damaged"].clone();
+        assert_eq!(damages.as_array().unwrap().len(), 1, "{damages}");
+        assert!(damages[0]["what"].as_str().unwrap().contains("signature of"), "{damages}");
+        assert_eq!(damages[0]["references"], serde_json::json!(["env/box:1"]));
+        world.line("fsck box:1").fails(1, "damaged in 1 places");
+        let alone = world.line("repair");
+        assert_eq!(alone.code, 1, "only another store has it: {alone:?}");
+        let mended = world.line(&format!("repair --json --from {}", spare.display())).ok().json();
+        assert_eq!(mended["signatures"], 1);
+        assert_eq!(fs::read(&name).unwrap(), sound);
+    }
+    // One that is lost is missed by nobody, and brought back all the same.
+    fs::remove_file(&name).unwrap();
+    world.line("fsck").ok();
+    world.line(&format!("repair --from {}", spare.display())).ok();
+    verify(&world, "box:1", "mine").ok();
+    // What has no name of a signature.
+    fs::write(name.with_file_name("noname"), "x").unwrap();
+    let stray = world.line("fsck");
+    assert!(stray.code == 1 && stray.out.contains("noname"), "{stray:?}");
+    world.nothing_is_left();
+}

@@ -12,13 +12,13 @@ pub use repair::{Repaired, repair};
 
 use layer::erofs::reader::Reader;
 use layer::reference::{Reference, Target};
-use layer::{ChunkDigest, EnvId, Error, ErrorKind, LayerId, PackId, Result};
+use layer::{ChunkDigest, EnvId, Error, ErrorKind, KeyId, LayerId, PackId, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use store::Store;
 use store::codec::verify_chunk;
+use store::{Store, signature_named};
 
 /// Packs that are read at the same time.
 const READERS: usize = 4;
@@ -49,6 +49,8 @@ pub struct Checked {
     pub bytes_read: u64,
     /// Layers whose location hint is missing or points to what is not there; they read slower the first time.
     pub stale_hints: u64,
+    /// Sound signatures, by whose they are.
+    pub signers: BTreeMap<KeyId, u64>,
     /// All that is wrong.
     pub damages: Vec<Damage>,
     parts: Parts,
@@ -68,6 +70,8 @@ struct Parts {
     missing: HashMap<ChunkDigest, LayerId>,
     /// Layers that lack a chunk.
     hit: BTreeSet<LayerId>,
+    /// Names of signatures that are false, and why.
+    signatures: BTreeMap<String, String>,
 }
 
 /// Looks at everything on a store; with `read_data` at every byte.
@@ -82,6 +86,7 @@ pub fn check(store: &Store, read_data: bool) -> Result<Checked> {
     let found = check.layers(&sound, read_data)?;
     drop(sound);
     let environments = check.environments()?;
+    check.signatures()?;
     let targets = check.references()?;
     check.leases()?;
     check.judge(&found, &environments, &targets);
@@ -247,6 +252,23 @@ impl Check<'_> {
         Ok(found)
     }
 
+    /// Every signature, whoever made it: whether one trusts its key is another question.
+    fn signatures(&mut self) -> Result<()> {
+        for name in self.store.signature_names()? {
+            match self.store.read_signature_at(&name) {
+                Ok(signature) => {
+                    *self.done.signers.entry(signature.statement.key).or_default() += 1;
+                }
+                Err(error) if tolerable(&error) => {
+                    self.done.parts.signatures.insert(name, error.chain());
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Where every reference points now.
     fn references(&mut self) -> Result<Vec<(Reference, Target)>> {
         let mut targets = Vec::new();
@@ -349,6 +371,14 @@ impl Check<'_> {
                 let what = format!("environment {id}: {what}");
                 damages.push(Damage { what, references: hits(&|_| false, Some(id)) });
             }
+        }
+        for (name, what) in &parts.signatures {
+            let references = match signature_named(name) {
+                Some((Target::Layer(id), _)) => hits(&|layer| *layer == id, None),
+                Some((Target::Environment(id), _)) => hits(&|_| false, Some(&id)),
+                None => Vec::new(),
+            };
+            damages.push(Damage { what: what.clone(), references });
         }
         self.done.damages.extend(damages);
     }

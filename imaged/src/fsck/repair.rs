@@ -8,10 +8,11 @@
 use super::{Checked, check, tolerable};
 use crate::upload::PACK_BYTES;
 use layer::pack::{Codec, PackEntry};
+use layer::reference::Target;
 use layer::{ChunkDigest, Error, ErrorKind, LayerId, PackId, Result};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use store::codec::verify_chunk;
-use store::{Collectable, Collector, PackWriter, Stock, Store};
+use store::{Collectable, Collector, PackWriter, Stock, Store, signature_named};
 
 /// Mending a layer can show that chunks are missing, and those a pack.
 const ROUNDS: u32 = 4;
@@ -21,6 +22,8 @@ const ROUNDS: u32 = 4;
 pub struct Repaired {
     /// Environments and layers that were written anew.
     pub documents: u64,
+    /// Signatures that were taken from the other store.
+    pub signatures: u64,
     /// Chunks that were written anew, and those that moved out of damaged packs.
     pub chunks: u64,
     /// Damaged packs that were removed.
@@ -76,6 +79,9 @@ impl Mender<'_> {
                 break;
             }
         }
+        if self.signatures()? {
+            self.done.left = check(self.store, read_data)?;
+        }
         Ok(self.done)
     }
 
@@ -95,6 +101,26 @@ impl Mender<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Takes the signatures of what is here that the other store has sound, and this one has not. Whether there were
+    /// any.
+    fn signatures(&mut self) -> Result<bool> {
+        let Some(from) = self.from else { return Ok(false) };
+        for name in from.signature_names()? {
+            let Some((subject, _)) = signature_named(&name) else { continue };
+            let is_here = match subject {
+                Target::Layer(id) => self.store.has_layer(&id)?,
+                Target::Environment(id) => self.store.has_environment(&id)?,
+            };
+            if is_here
+                && let Some(signature) = there(from.read_signature_at(&name))?
+                && !self.store.put_signature(&signature)?
+            {
+                self.done.signatures += 1;
+            }
+        }
+        Ok(self.done.signatures > 0)
     }
 
     /// Writes anew what is missing and what was sound in packs with damage, and removes those packs.
