@@ -17,7 +17,7 @@ use crate::stream;
 use crate::zygote::{CommandStart, Process, StartedCommand};
 use bytes::Bytes;
 use layer::environment::{Environment, RunConfig};
-use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
+use layer::{Context, Digest, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::status::from_status;
 use proto::v1;
 use proto::v1::images_client::ImagesClient;
@@ -370,13 +370,14 @@ impl Node {
         match answer.target {
             Some(Target::EnvId(id)) => {
                 let environment = Environment::decode(&answer.environment_document)?;
-                let (layers, config) = (environment.layers, environment.config);
-                Ok(Resolved { env_id: Some(EnvId::from_slice(&id)?), layers, config })
+                let Environment { layers, config, image, .. } = environment;
+                Ok(Resolved { env_id: Some(EnvId::from_slice(&id)?), layers, config, image })
             }
             Some(Target::LayerId(id)) => Ok(Resolved {
                 env_id: None,
                 layers: vec![LayerId::from_slice(&id)?],
                 config: RunConfig::default(),
+                image: None,
             }),
             None => Err(Error::not_found("the name points to nothing")),
         }
@@ -388,6 +389,7 @@ struct Resolved {
     env_id: Option<EnvId>,
     layers: Vec<LayerId>,
     config: RunConfig,
+    image: Option<Digest>,
 }
 
 fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
@@ -411,6 +413,7 @@ fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
         argv: spec.argv.clone(),
         defaults: plan::command_defaults(spec, &resolved.config),
         config: resolved.config.clone(),
+        image: resolved.image,
         end: None,
         handle: None,
         main: None,

@@ -7,9 +7,10 @@ use crate::backends::Instance;
 use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::Sandbox;
-use builder::publish::ImagesPublisher;
+use builder::publish::{ImagesPublisher, Publisher};
 use builder::{BuildOptions, BuiltLayer, DiffOptions, LowerLayers, Silent};
 use layer::chunk::ChunkTable;
+use layer::environment::Environment;
 use layer::layer_file::LayerFile;
 use layer::manifest::LayerKind;
 use layer::reference::{RefKind, Reference};
@@ -152,7 +153,9 @@ impl Packing {
         drop(thaw);
         let mut stack = layers;
         stack.push(layer.layer_id);
-        let env_id = builder::publish_environment(stack, self.record.config, &publisher)?;
+        let environment =
+            Environment::new(stack, self.record.config)?.with_image(self.record.image);
+        let env_id = publisher.commit_environment(&environment.canonical())?;
         Ok(Packed { layer, env_id, frozen })
     }
 }

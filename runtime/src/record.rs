@@ -145,6 +145,9 @@ pub struct Record {
     pub defaults: CommandDefaults,
     /// The image's configuration, for an environment made from it.
     pub config: layer::environment::RunConfig,
+    /// What the environment keeps of the container image that it came from.
+    #[serde(default)]
+    pub image: Option<layer::Digest>,
     /// How it ended.
     pub end: Option<End>,
     /// Finds the running instance.
@@ -211,6 +214,7 @@ pub(crate) mod tests {
             argv: vec!["true".into()],
             defaults: CommandDefaults::default(),
             config: layer::environment::RunConfig::default(),
+            image: None,
             end: Some(End::Exited(3)),
             handle: None,
             main: None,

@@ -21,6 +21,7 @@ fn image(world: &World) -> String {
     std::os::unix::fs::symlink("busybox", bundle.join("rootfs/bin/sh")).unwrap();
     run("umoci", &["repack", "--image", &layout, bundle.to_str().unwrap()]);
     let config = ["--config.env", "GREETING=hello", "--config.cmd", "/bin/sh"];
+    let config = [&config[..], &["--author", "Ann Author"]].concat();
     run("umoci", &[&["config", "--image", &layout], &config[..]].concat());
     format!("oci:{layout}")
 }
@@ -42,6 +43,31 @@ fn helper_is_asked(world: &World, host: &str, name: &str) {
     let mut command = world.command(&["pull", name, "-t", "helped:1"]);
     command.env("DOCKER_CONFIG", &folder).env("PATH", path);
     crate::world::finish(command).ok();
+}
+
+/// A sandbox of an image, packed and exported: what only the image's own configuration says is still said.
+fn what_was_packed_keeps_its_image(world: &World) {
+    let id = world.line("create team/app:v1").ok().out.trim().to_owned();
+    world.run(&["exec", &id, "--", "/bin/sh", "-c", "echo new > /etc/new"]).ok();
+    world.line(&format!("pack-diff {id} -t packed:1")).ok();
+    let out = world.path("packed");
+    world.line(&format!("oci export packed:1 {}", out.display())).ok();
+    let layout = format!("oci:{}:1", out.display());
+    let config = run("skopeo", &["inspect", "--config", &layout]);
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["author"], "Ann Author");
+    assert_eq!(config["config"]["Env"].as_array().unwrap().last().unwrap(), "GREETING=hello");
+    let history = config["history"].as_array().unwrap();
+    assert_eq!(history.last().unwrap()["created_by"], "lamella");
+    assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), 2);
+    // And in again: the fields are there, and what is exported once more is the same image.
+    world.line(&format!("pull {layout} -t back:1")).ok();
+    let again = world.path("again");
+    let exported = world.line(&format!("oci export back:1 {} --json", again.display()));
+    let inside = run("skopeo", &["inspect", "--format", "{{.Digest}}", &layout]);
+    assert_eq!(exported.ok().json()["manifest"], inside.trim());
+    world.line(&format!("rm -f {id}")).ok();
+    world.line("down").ok();
 }
 
 #[test]
@@ -107,6 +133,8 @@ fn an_image_is_pulled_run_and_exported() {
     let digest = registry.digest("team/app:v1").replace(':', "-");
     registry.push(&from, &format!("team/app:{digest}"));
     with_keys(&format!("oci referrers {name}")).fails(1, "the registry's answer is of no use");
+
+    what_was_packed_keeps_its_image(&world);
 
     let merged = with_keys(&format!("pull {name} -t merged:1 --merge --platform linux/amd64"));
     merged.ok();
