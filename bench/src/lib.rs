@@ -34,9 +34,12 @@ mod report;
 mod scratch;
 mod shell;
 mod start;
+mod supervise;
 mod touched;
 mod walk;
 mod warm;
+
+pub use supervise::{is_worker, supervise};
 
 use anyhow::bail;
 
@@ -58,7 +61,8 @@ pub const NAMES: &[(&str, &str)] = &[
     ("build", "base image build against `zstd -3` on its tar"),
 ];
 
-/// Runs one bench. `args` are its own options; `--help` among them prints them.
+/// Runs one bench in this process; [`supervise`] gives it one of its own. `args` are its own options; `--help` among
+/// them prints them.
 ///
 /// # Errors
 /// An unknown name, wrong options, a missing tool, a failed command, or (with `--check`) a missed bar.

@@ -46,6 +46,7 @@ impl Lamella {
             command.args(["--store", store]);
         }
         command.args(words).env_remove("LAMELLA_DATA").env_remove("LAMELLA_STORE");
+        command.env("LAMELLA_CONFIG", "/dev/null");
         command
     }
 

@@ -24,6 +24,16 @@ impl Scratch {
     /// Makes a folder below `root`, after sweeping those of benches that died.
     pub fn create(root: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(root)?;
+        Self::sweep_dead(root)?;
+        let path = root.join(format!("{PREFIX}{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let lock = File::create(path.join("lock"))?;
+        lock.lock()?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Removes the folders of benches that died, with what runs in them.
+    pub fn sweep_dead(root: &Path) -> anyhow::Result<()> {
         for entry in fs::read_dir(root)?.filter_map(Result::ok) {
             let stale = entry.file_name().to_string_lossy().starts_with(PREFIX)
                 && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok());
@@ -32,11 +42,7 @@ impl Scratch {
                 sweep(&entry.path())?;
             }
         }
-        let path = root.join(format!("{PREFIX}{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        let lock = File::create(path.join("lock"))?;
-        lock.lock()?;
-        Ok(Self { path, _lock: lock })
+        Ok(())
     }
 
     /// Where it is.
@@ -59,10 +65,11 @@ impl Drop for Scratch {
 }
 
 fn sweep(path: &Path) -> anyhow::Result<()> {
-    let data = path.join("data");
-    if data.join("run").exists() {
-        // Without a node this fails, which is as well.
-        let _ = Lamella::at(&data)?.run(&["down"]);
+    for data in fs::read_dir(path)?.filter_map(Result::ok).map(|entry| entry.path()) {
+        if data.join("run/node.lock").exists() {
+            // Without a node this fails, which is as well.
+            let _ = Lamella::at(&data)?.run(&["down"]);
+        }
     }
     let mounts = sys::mount::read_mounts()?;
     for mount in mounts.iter().rev().filter(|mount| mount.mount_point.starts_with(path)) {

@@ -21,7 +21,7 @@ impl Row for Offer {
     }
 }
 
-/// `bench`. Blocks, and makes a runtime of its own: called outside of one.
+/// `bench`, in a process of its own. Blocks, and makes a runtime of its own: called outside of one.
 pub fn bench(scene: &Scene, args: &Bench) -> Outcome {
     let Some((name, arguments)) = args.words.split_first() else {
         let offers = bench::NAMES.iter().map(|&(name, shows)| Offer { name, shows });
@@ -32,9 +32,15 @@ pub fn bench(scene: &Scene, args: &Bench) -> Outcome {
             "no bench is called {name}; `lamella bench` lists them"
         )));
     }
-    bench::run(name, arguments).map_err(|error| {
+    let ran = match bench::is_worker() {
+        true => bench::run(name, arguments).map(|()| 0),
+        false => bench::supervise(name, arguments),
+    };
+    let code = ran.map_err(|error| -> Failure {
         Error::new(ErrorKind::Unavailable, format!("bench {name}"))
             .with_source(Box::<dyn std::error::Error + Send + Sync>::from(error))
             .into()
-    })
+    })?;
+    // What went wrong in the bench's own process is said already.
+    if code == 0 { Ok(()) } else { Err(Failure::Code(code)) }
 }

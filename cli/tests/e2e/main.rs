@@ -3,6 +3,7 @@
 // What surrounds a test may fail it.
 #![allow(clippy::unwrap_used)]
 
+mod bench;
 mod containerd;
 mod direct;
 #[path = "../../../store/tests/places/double.rs"]
