@@ -19,10 +19,11 @@ pub use sandboxes::*;
 pub use sign::*;
 pub use store::{CopyStore, Diff, Export, Gc, Import, Repair};
 
+use crate::configuration::Configuration;
 use crate::node::options::FsdOptions;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fsd::PlaneKind;
 use layer::Error;
 use layer::reference::RefKind;
@@ -41,6 +42,9 @@ pub struct Cli {
     /// The data directory of this node [default: /var/lib/lamella]
     #[arg(long, global = true, value_name = "DIR", env = "LAMELLA_DATA")]
     pub data: Option<PathBuf>,
+    /// The configuration file; /dev/null is none [default: /etc/lamella.toml, where it exists]
+    #[arg(long, global = true, value_name = "FILE", env = "LAMELLA_CONFIG")]
+    pub config: Option<PathBuf>,
     /// Print results as JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -217,7 +221,18 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    Cli::try_parse_from(words).map_err(without_hidden)
+    parse_with(words, &Configuration::default())
+}
+
+/// The same, with a configuration for what neither the command line nor the environment says.
+pub fn parse_with<I, T>(words: I, configuration: &Configuration) -> Result<Cli, clap::Error>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    let program = configuration.apply(Cli::command());
+    let matches = program.try_get_matches_from(words).map_err(without_hidden)?;
+    Cli::from_arg_matches(&matches).map_err(without_hidden)
 }
 
 /// clap names every command to whom names none, the hidden ones as well.
@@ -274,6 +289,25 @@ mod tests {
         assert_eq!(cli.data, Some("/a".into()));
         assert_eq!(cli.store.as_deref(), Some("/s"));
         assert!(matches!(cli.action, Action::Fsck(Fsck { read_data: true, .. })));
+    }
+
+    #[test]
+    fn a_configuration_counts_less_than_what_is_said() {
+        let text = "data = \"/file\"\nstore = \"/s\"\ncache-size = \"10G\"\nverify-metadata = true\n";
+        let told = Configuration::of(text).unwrap();
+        let told = |line: &str| parse_with(line.split(' '), &told).unwrap();
+        let cli = told("lamella up");
+        assert_eq!((cli.data, cli.store), (Some("/file".into()), Some("/s".into())));
+        let Action::Up(up) = cli.action else { panic!("not up") };
+        assert_eq!((up.fsd.cache_size, up.fsd.verify_metadata), (Some(10 << 30), true));
+        let cli = told("lamella up --data /said --cache-size 1G");
+        assert_eq!(cli.data, Some("/said".into()));
+        let Action::Up(up) = cli.action else { panic!("not up") };
+        assert_eq!(up.fsd.cache_size, Some(1 << 30));
+        assert_eq!(told("lamella ls").store.as_deref(), Some("/s"));
+        // The daemon gets what the node tells it, and no more.
+        let Action::Fsd(fsd) = told("lamella fsd").action else { panic!("not fsd") };
+        assert_eq!(fsd.cache_size, None);
     }
 
     #[test]

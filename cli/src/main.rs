@@ -7,6 +7,7 @@
 
 mod args;
 mod commands;
+mod configuration;
 mod embed;
 mod errors;
 mod node;
@@ -18,7 +19,8 @@ mod terminal;
 
 use args::{Action, Cli};
 use commands::Scene;
-use errors::Outcome;
+use configuration::Configuration;
+use errors::{Failure, Outcome};
 use layer::Error;
 use output::Output;
 use settings::Settings;
@@ -43,6 +45,19 @@ fn main() -> ExitCode {
         }
     };
     let (verbose, json) = (cli.verbose, cli.json);
+    let cli = match configured(cli) {
+        Ok(Ok(cli)) => cli,
+        Ok(Err(error)) => {
+            _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+        Err(error) => {
+            let remedy = "correct it, or name another file with --config";
+            let failure = Failure::Failed { error, remedy: Some(remedy.to_owned()) };
+            failure.report(verbose, json);
+            return ExitCode::from(failure.exit_code());
+        }
+    };
     match carry_out(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -50,6 +65,15 @@ fn main() -> ExitCode {
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// The command line with what the configuration file adds to it.
+fn configured(cli: Cli) -> layer::Result<Result<Cli, clap::Error>> {
+    let configuration = Configuration::load(cli.config.as_deref())?;
+    if configuration.is_empty() {
+        return Ok(Ok(cli));
+    }
+    Ok(args::parse_with(std::env::args_os(), &configuration))
 }
 
 fn carry_out(cli: Cli) -> Outcome {

@@ -19,6 +19,7 @@ pub struct Settings {
     data: PathBuf,
     store: String,
     store_is_chosen: bool,
+    config: Option<PathBuf>,
 }
 
 /// A path as a URL: what would begin an escape or a query is escaped.
@@ -50,7 +51,8 @@ impl Settings {
             }
             None => file_url(&data.join("store"))?,
         };
-        Ok(Self { data, store, store_is_chosen: cli.store.is_some() })
+        let config = crate::configuration::absolute(cli.config.as_deref())?;
+        Ok(Self { data, store, store_is_chosen: cli.store.is_some(), config })
     }
 
     /// The data directory.
@@ -66,6 +68,11 @@ impl Settings {
     /// Whether the user named the store, so that another one must not be taken silently.
     pub fn store_is_chosen(&self) -> bool {
         self.store_is_chosen
+    }
+
+    /// The configuration file, where one was named.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
     }
 
     /// The catalog's directory.

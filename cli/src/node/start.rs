@@ -140,6 +140,9 @@ pub fn own_command(settings: &Settings, action: &str) -> Command {
     command.arg0("lamella");
     command.arg("--store").arg(settings.store_url());
     command.arg("--data").arg(settings.data()).arg(action);
+    if let Some(config) = settings.config() {
+        command.env("LAMELLA_CONFIG", config);
+    }
     command
 }
 

@@ -271,3 +271,36 @@ fn a_reader_that_goes_away_ends_a_listing_quietly() {
     assert_eq!(output.status.code(), Some(141));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn a_configuration_file_is_read_and_what_is_wrong_in_it_is_named() {
+    let world = World::new();
+    let file = world.path("lamella.toml");
+    let elsewhere = world.path("elsewhere");
+    let text = format!("# where images lie\nstore = {elsewhere:?}\ncache-size = \"10M\"\n");
+    fs::write(&file, &text).unwrap();
+    let words = |line: &str| format!("--config {} {line}", file.display());
+    let tree = world.tree("tree");
+    world.line(&words(&format!("build {} -t base/x:1", tree.display()))).ok();
+    assert!(elsewhere.join("FORMAT").exists() && !world.data().join("store").exists());
+    // A node that another command starts has it too.
+    let at = world.mount_point();
+    world.line(&words(&format!("mount base/x:1 {}", at.display()))).ok();
+    let stats = world.line("stats --json").ok().json();
+    assert_eq!(stats["cache_limit_bytes"], 10 << 20);
+    world.line(&words("down")).ok();
+    // The environment counts more, and the command line most.
+    let mut ls = world.command(&["--config", file.to_str().unwrap(), "ls", "--json"]);
+    ls.env("LAMELLA_STORE", world.path("third"));
+    assert_eq!(crate::world::finish(ls).ok().json().as_array().unwrap().len(), 0);
+    let fourth = world.path("fourth");
+    let listed = world.line(&words(&format!("--store {} ls --json", fourth.display()))).ok();
+    assert_eq!(listed.json().as_array().unwrap().len(), 0);
+
+    fs::write(&file, text.replace("cache-size", "cache-sice")).unwrap();
+    let named = format!("{}:3: cache-sice: there is no such setting", file.display());
+    let refused = world.line(&words("ls")).fails(1, &named);
+    assert!(refused.err.contains("--config"), "{}", refused.err);
+    world.line("--config /nowhere/x.toml ls").fails(1, "/nowhere/x.toml");
+    world.nothing_is_left();
+}
