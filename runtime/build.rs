@@ -12,7 +12,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for watched in ["guest/src", "guest/Cargo.toml", "sys/src", "sys/Cargo.toml"] {
         println!("cargo:rerun-if-changed={}", workspace.join(watched).display());
     }
-    println!("cargo:rerun-if-changed={}", workspace.join("proto/src/launch.rs").display());
+    for shared in ["proto/src/launch.rs", "proto/src/exits.rs"] {
+        println!("cargo:rerun-if-changed={}", workspace.join(shared).display());
+    }
     println!("cargo:rerun-if-changed={}", workspace.join("proto/Cargo.toml").display());
 
     let target = "x86_64-unknown-linux-gnu";

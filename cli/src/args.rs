@@ -2,17 +2,21 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+mod commands;
 mod containerd;
 mod oci;
 mod store;
 
 mod images;
+mod network;
 mod node;
 mod sandboxes;
 mod sign;
 
 pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
+pub use commands::*;
 pub use images::*;
+pub use network::*;
 pub use node::*;
 pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
 pub use sandboxes::*;
@@ -104,6 +108,19 @@ pub enum Action {
     Create(Create),
     /// Run one more command in a sandbox and exit with its code
     Exec(Exec),
+    /// List the commands of a sandbox that run, and the last ones that ended
+    Commands(Commands),
+    /// Follow a command: what it printed, what it prints, its end. Leaving does not end it
+    Attach(Attach),
+    /// Print the end of what a command printed
+    Tail(Tail),
+    /// Signal a command and every process that comes from it
+    Signal(Signal),
+    /// Wait for the end of a command and exit with its code
+    Wait(OneCommand),
+    /// Files of a sandbox: list, print, write, change, watch
+    #[command(subcommand)]
+    Files(Files),
     /// Copy files into or out of a sandbox: one side is ID:PATH
     Cp(Cp),
     /// List sandboxes
@@ -118,6 +135,8 @@ pub enum Action {
     Pause(Ids),
     /// Let paused sandboxes go on
     Resume(Ids),
+    /// What a sandbox reaches on the network: show it, change it, see what was refused
+    Net(Net),
     /// Publish what a sandbox wrote as a layer and an environment
     PackDiff(PackDiff),
     /// Load all data of an environment's or a layer's layers into the node cache, behind all demand

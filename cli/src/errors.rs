@@ -70,10 +70,12 @@ impl Failure {
     /// do about it.
     #[must_use]
     pub fn name_daemon(self, settings: &Settings) -> Self {
-        let Self::Failed { error, remedy: None } = self else { return self };
-        if error.kind() != ErrorKind::Unavailable {
-            return error.into();
-        }
+        let (error, remedy) = match self {
+            Self::Failed { error, remedy } if error.kind() == ErrorKind::Unavailable => {
+                (error, remedy)
+            }
+            other => return other,
+        };
         let chain = error.chain();
         let daemons = [
             Silent { what: "the node", log: "node.log", socket: settings.node_socket() },
@@ -84,16 +86,19 @@ impl Failure {
             },
         ];
         let named = |daemon: &Silent<'_>| chain.contains(&daemon.socket.display().to_string());
-        let Some(daemon) = daemons.into_iter().find(named) else { return error.into() };
+        let Some(daemon) = daemons.into_iter().find(named) else {
+            return Self::Failed { error, remedy };
+        };
         let data = settings.data().display();
         let Silent { what, log, .. } = daemon;
         let log = settings.run(log);
+        let log = log.display();
+        let again =
+            format!("`lamella up --data {data}` starts it again; {log} may say why it ended");
         Self::Failed {
             error: error.context(format!("{what} of {data} does not answer")),
-            remedy: Some(format!(
-                "`lamella up --data {data}` starts it again; {} may say why it ended",
-                log.display()
-            )),
+            // What the command itself advises comes after that.
+            remedy: Some(remedy.map_or(again.clone(), |then| format!("{again}; {then}"))),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! our descriptors and our rights before it follows any name. The image's shell has no part in this.
 
 use crate::user::{self, User};
+use crate::users;
 use crate::wire::{Failure, Step};
 use crate::zygote::Shared;
 use proto::launch::{Exec, Refused, Reply, Running};
@@ -41,8 +42,14 @@ pub fn become_command(
     request: &Exec,
     sandbox: &OwnedFd,
     streams: &[OwnedFd],
+    rare_groups: &[OwnedFd],
 ) -> ! {
-    let refusal = match become_inner(shared, request, sandbox, streams) {
+    let joined = rare_groups
+        .iter()
+        .try_for_each(|group| sys::cgroup::join_version_1(group.as_fd(), Path::new("")))
+        .step(|| "join the groups of rare limits".into());
+    let start = |()| become_inner(shared, request, sandbox, streams);
+    let refusal = match joined.map_err(Refusal::from).and_then(start) {
         Ok(never) => match never {},
         Err(refusal) => refusal,
     };
@@ -60,6 +67,7 @@ fn become_inner(
     streams: &[OwnedFd],
 ) -> Result<std::convert::Infallible, Refusal> {
     enter(shared, request, sandbox).step(|| "enter the sandbox".into())?;
+    enter_users(request, sandbox, streams).step(|| "become a user of the sandbox".into())?;
     process::new_session().step(|| "start a session".into())?;
     if !request.terminal {
         take_streams(streams).step(|| "standard streams".into())?;
@@ -68,7 +76,11 @@ fn become_inner(
     let master = if request.terminal { Some(take_terminal(request)?) } else { None };
     own_null_input().step(|| "open the sandbox's /dev/null".into())?;
     let user = user::resolve(&request.user)
+        .and_then(|user| user.within(request.first_id))
         .map_err(|message| Refusal { code: NOT_EXECUTABLE, message })?;
+    if !request.terminal && user.uid != 0 {
+        give_streams(&user);
+    }
     change_directory(&request.cwd)?;
     let command = Command::prepare(request, &user)?;
     if let Some(slave) = &master {
@@ -94,6 +106,25 @@ fn enter(shared: &Shared, request: &Exec, sandbox: &OwnedFd) -> io::Result<()> {
     process::enter_namespaces_of(sandbox.as_fd(), all)
 }
 
+/// Becomes root of the sandbox's users, who own the pipes to the runtime, or its /dev/stdout could not be
+/// opened. Last of all namespaces, and before anything is named: the rights over the host are gone then.
+fn enter_users(request: &Exec, sandbox: &OwnedFd, streams: &[OwnedFd]) -> io::Result<()> {
+    if request.first_id == 0 {
+        return Ok(());
+    }
+    let owner = Some(request.first_id);
+    for pipe in streams.iter().filter(|stream| is_pipe(stream)) {
+        std::os::unix::fs::fchown(pipe, owner, owner)?;
+    }
+    users::enter_those_of(sandbox)
+}
+
+fn is_pipe(stream: &OwnedFd) -> bool {
+    let file = stream.try_clone().map(std::fs::File::from);
+    let metadata = file.and_then(|file| file.metadata());
+    metadata.is_ok_and(|metadata| metadata.file_type().is_fifo())
+}
+
 fn take_streams(streams: &[OwnedFd]) -> io::Result<()> {
     let mut numbered = (0..=2).zip(streams);
     numbered.try_for_each(|(number, stream)| process::set_standard_stream(number, stream.as_fd()))
@@ -109,8 +140,10 @@ fn take_streams(streams: &[OwnedFd]) -> io::Result<()> {
 fn give_up_ours(shared: &Shared) -> io::Result<()> {
     // A limit of one byte also keeps the kernel from starting the host's core dump program.
     process::set_limit(Resource::Core, 1, 1)?;
-    let (_, hard) = process::limit_of(Resource::Descriptors)?;
-    process::set_limit(Resource::Descriptors, hard.min(1024), hard)?;
+    // The init has the sandbox's bound.
+    const INIT: process::Pid = 1;
+    let (_, bound) = process::limit_of_process(INIT, Resource::Descriptors)?;
+    process::set_limit(Resource::Descriptors, bound.min(1024), bound)?;
     for counted_by_user in [Resource::MessageQueues, Resource::PendingSignals] {
         // The host's own root is the same user to the kernel, and must not find it all taken.
         let (_, hard) = process::limit_of(counted_by_user)?;
@@ -161,6 +194,19 @@ fn give_terminal(pair: &pty::Pair, user: &User) {
     let owned = std::os::unix::fs::fchown(&pair.slave, Some(user.uid), Some(TTY_GROUP));
     // A terminal that stays root's works too, for all but programs that open it by name.
     drop(owned);
+}
+
+/// Pipes belong to the user of the command, so that it can open /dev/stdout.
+fn give_streams(user: &User) {
+    let copies = [
+        io::stdin().as_fd().try_clone_to_owned(),
+        io::stdout().as_fd().try_clone_to_owned(),
+        io::stderr().as_fd().try_clone_to_owned(),
+    ];
+    for pipe in copies.into_iter().flatten().filter(is_pipe) {
+        // One that stays root's works too, for all but programs that open it by name.
+        drop(std::os::unix::fs::fchown(&pipe, Some(user.uid), Some(user.gid)));
+    }
 }
 
 fn change_directory(cwd: &[u8]) -> Result<(), Refusal> {

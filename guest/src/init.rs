@@ -5,6 +5,7 @@
 //! marked undumpable, and it is process 1 of its namespace. When it dies, everything in the sandbox does.
 
 use crate::stage;
+use crate::users::Users;
 use crate::wire::{Failure, Step};
 use crate::zygote::{Shared, failed};
 use proto::launch::{Launch, Ready, Reply};
@@ -13,10 +14,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use sys::capability::{self, CapabilitySet};
+use sys::identity::FileIdentity;
 use sys::mount::{
     self, AttributeChange, Attributes, DevPts, MountFd, Mqueue, Proc, Recursive, Tmpfs,
 };
-use sys::process::{self, Namespaces, signals};
+use sys::process::{self, Namespaces, Resource, signals};
 
 /// Parts of /proc that tell of or reach the host: covered. Which of them exist depends on the kernel, and
 /// changes when it loads a module.
@@ -44,10 +46,11 @@ pub fn become_init(
     shared: &Shared,
     launch: &Launch,
     root: OwnedFd,
+    users: Option<&Users>,
     network: Option<&OwnedFd>,
 ) -> ! {
-    let built = build(shared, launch, &MountFd::from_fd(root), network)
-        .and_then(|()| confine(shared).step(|| "confine the init".into()));
+    let built = build(shared, launch, &MountFd::from_fd(root), users, network)
+        .and_then(|()| confine(shared, launch, users).step(|| "confine the init".into()));
     if let Err(failure) = built {
         let _runtime_gone = shared.wire.send(failed(launch.request, &failure), &[]);
         let _none_left = process::close_from(0);
@@ -71,6 +74,7 @@ fn build(
     shared: &Shared,
     launch: &Launch,
     root: &MountFd,
+    users: Option<&Users>,
     network: Option<&OwnedFd>,
 ) -> Result<(), Failure> {
     shared.join_version_1(&launch.group).step(|| format!("join group {}", launch.group))?;
@@ -83,14 +87,25 @@ fn build(
     process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
     root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
     let proc = mount_proc(root).step(|| "mount /proc".into())?;
-    if network.is_some() && !is_unused_network(&proc) {
+    let mut is_new = network.is_none();
+    if !is_new && !is_unused_network(&proc) {
         process::unshare(Namespaces::NET)
             .and_then(|()| process::loopback_up())
             .step(|| "make a network".into())?;
+        is_new = true;
     }
-    devices(root, launch.shm_bytes).step(|| "mount /dev".into())?;
+    if is_new && users.is_some() {
+        open_low_ports(&proc).step(|| "open the ports below 1024".into())?;
+    }
+    {
+        // What is made for the sandbox belongs to its root.
+        let assume = |users: &Users| FileIdentity::assume(users.first_id, users.first_id);
+        let _as_its_root =
+            users.map(assume).transpose().step(|| "act as the sandbox's root".into())?;
+        devices(root, launch.shm_bytes, users).step(|| "mount /dev".into())?;
+        files(root, launch).step(|| "bind the files of /etc".into())?;
+    }
     cover(root, "sys", stage::sys()).step(|| "mount /sys".into())?;
-    files(root, launch).step(|| "bind the files of /etc".into())?;
     mount::pivot_root(root.as_fd()).step(|| "pivot_root".into())
 }
 
@@ -162,13 +177,25 @@ fn is_unused_network(proc: &MountFd) -> bool {
     has("sockets:", "used") && has("TCP:", "inuse") && has("TCP:", "tw")
 }
 
-fn devices(root: &MountFd, shm_bytes: u64) -> io::Result<()> {
-    let dev = stage::dev()?;
+/// Root of the sandbox has no right over its network, which belongs to the host's users: not even that to
+/// serve at a low port.
+fn open_low_ports(proc: &MountFd) -> io::Result<()> {
+    let name = Path::new("sys/net/ipv4/ip_unprivileged_port_start");
+    let flags = sys::file::OFlags::WRONLY | sys::file::OFlags::CLOEXEC;
+    // A copy without the mount that makes it read-only.
+    let bare = proc.try_clone_tree(Recursive::No)?;
+    let file = sys::file::open_beneath(bare.as_fd(), name, flags, 0)?;
+    std::fs::File::from(file).write_all(b"0")
+}
+
+fn devices(root: &MountFd, shm_bytes: u64, users: Option<&Users>) -> io::Result<()> {
+    let dev = stage::dev(users)?;
     let place = root.open_inside(Path::new("dev"))?;
     mount::attach_at(&dev, place.as_fd(), Path::new(""))?;
     let quiet = Attributes { nosuid: true, noexec: true, ..Attributes::default() };
     const TTY_GROUP: u32 = 5;
-    let terminals = DevPts { gid: Some(TTY_GROUP), mode: 0o620 };
+    let first_id = users.map_or(0, |users| users.first_id);
+    let terminals = DevPts { gid: Some(first_id + TTY_GROUP), mode: 0o620 };
     cover(&dev, "pts", terminals.mount_detached(quiet))?;
     let shm = Tmpfs { name: "shm", mode: 0o1777, size_bytes: Some(shm_bytes), inodes: None };
     let open = Attributes { nosuid: true, nodev: true, ..Attributes::default() };
@@ -200,9 +227,17 @@ fn files(root: &MountFd, launch: &Launch) -> io::Result<()> {
     Ok(())
 }
 
-fn confine(shared: &Shared) -> io::Result<()> {
+fn confine(shared: &Shared, launch: &Launch, users: Option<&Users>) -> io::Result<()> {
     process::set_name("init")?;
+    if launch.open_files > 0 {
+        // For commands to find: its own descriptors are closed.
+        let (_, hard) = process::limit_of(Resource::Descriptors)?;
+        let bound = hard.min(launch.open_files.into());
+        process::set_limit(Resource::Descriptors, bound, bound)?;
+    }
     signals::ignore_child_exits()?;
+    // Everything of the host that it needed is done. Entering gives all rights over what is inside.
+    users.map_or(Ok(()), Users::enter)?;
     capability::limit_bounding_set(CapabilitySet::NONE)?;
     process::set_undumpable()?;
     process::set_no_new_privileges()?;

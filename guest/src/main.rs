@@ -11,13 +11,16 @@
 //! ```
 //!
 //! The zygote is the parent of every init and every command, so it reaps them and tells the runtime. When
-//! the runtime goes away the zygote ends; sandboxes and their commands go on as orphans, and the next
-//! runtime finds them by its journal.
+//! the runtime goes away, sandboxes and their commands go on, and the zygote stays until the last of them has
+//! ended, notes how, and holds what they print into; the next runtime finds them by its journal and starts a
+//! zygote of its own ([`children`]).
 
+mod children;
 mod exec;
 mod init;
 mod stage;
 mod user;
+mod users;
 mod wire;
 mod zygote;
 

@@ -9,6 +9,7 @@
 //! /masks       tmpfs, read-only and empty: covers what a sandbox must not see
 //! ```
 
+use crate::users::Users;
 use crate::wire::{Failure, Step};
 use std::io;
 use std::os::fd::AsFd;
@@ -58,8 +59,10 @@ pub fn build() -> Result<(), Failure> {
 // zygote's own mounts would be foreign to it.
 
 /// A copy for a sandbox's /dev, with empty folders for pts, shm and mqueue.
-pub fn dev() -> io::Result<MountFd> {
-    mount::clone_tree(Path::new("/dev"), Recursive::No)
+pub fn dev(users: Option<&Users>) -> io::Result<MountFd> {
+    let copy = mount::clone_tree(Path::new("/dev"), Recursive::No)?;
+    users.map_or(Ok(()), |users| users.shift(&copy))?;
+    Ok(copy)
 }
 
 /// A copy for a sandbox's /sys.

@@ -3,6 +3,7 @@
 //! Those files belong to whoever runs inside: reads are bounded, anything but a regular file is
 //! ignored, and nothing but numbers comes out of it. Runs inside the sandbox's root.
 
+use proto::launch::IDS;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -15,6 +16,20 @@ pub struct User {
     pub groups: Vec<u32>,
     /// Home directory; empty when unknown.
     pub home: Vec<u8>,
+}
+
+impl User {
+    /// The same, if a sandbox that has a user namespace (`first_id` is not 0) has its numbers.
+    pub fn within(mut self, first_id: u32) -> Result<Self, String> {
+        if first_id == 0 {
+            return Ok(self);
+        }
+        for id in [self.uid, self.gid].into_iter().filter(|id| *id >= IDS) {
+            return Err(format!("user or group {id}: a sandbox has the numbers below {IDS}"));
+        }
+        self.groups.retain(|id| *id < IDS);
+        Ok(self)
+    }
 }
 
 /// Files longer than this are cut.

@@ -2,9 +2,14 @@
 //!
 //! It never waits for a child: a child reports by itself on the same socket, whose messages keep their
 //! borders. A child is announced before it is reaped, so the runtime never hears of an unknown pid.
+//!
+//! CRASH: when the runtime dies, the zygote lives on without taking requests until its last child has
+//! ended: it reaps them, notes how they ended, and holds what they print into ([`Children`]).
 
+use crate::children::Children;
+use crate::users::Users;
 use crate::wire::{Failure, Incoming, Step, Wire};
-use crate::{exec, init, stage};
+use crate::{exec, init, stage, users};
 use proto::launch::{Configure, Configured, Ended, Failed, Launch, Reply, Request, Started};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,7 +56,7 @@ pub fn run() -> Result<(), Failure> {
     let wire = Wire::from_standard_input()
         .step(|| "this program is started by the runtime; standard input".into())?;
     prepare(&wire).step(|| "prepare the process".into())?;
-    let shared = configure(wire)?;
+    let (shared, mut children) = configure(wire)?;
     let exits = signals::child_exit_descriptor().step(|| "signalfd".into())?;
     shared
         .wire
@@ -62,15 +67,33 @@ pub fn run() -> Result<(), Failure> {
             process::wait_either(shared.wire.descriptor(), exits.as_fd()).step(|| "wait".into())?;
         if exit {
             signals::drain(&exits);
-            reap(&shared.wire).step(|| "report an exit".into())?;
+            // A runtime that is gone is noticed below.
+            let _told = reap(&mut children, Some(&shared.wire)).step(|| "reap".into())?;
         }
         if request {
-            match shared.wire.receive().step(|| "receive a request".into())? {
-                Some(incoming) => serve(&shared, incoming)?,
-                None => return Ok(()),
+            match shared.wire.receive() {
+                Ok(Some(incoming)) => match serve(&shared, &mut children, incoming) {
+                    Err(failure) if !failure.is_lost_runtime() => return Err(failure),
+                    _ => {}
+                },
+                Ok(None) => break,
+                Err(error) => {
+                    let failure = Failure { step: "receive a request".into(), error };
+                    if failure.is_lost_runtime() {
+                        break;
+                    }
+                    return Err(failure);
+                }
             }
         }
     }
+    drop(shared);
+    while !children.is_empty() {
+        sys::wait_readable(exits.as_fd(), None).step(|| "wait for the last children".into())?;
+        signals::drain(&exits);
+        reap(&mut children, None).step(|| "reap".into())?;
+    }
+    Ok(())
 }
 
 /// Leaves behind whatever the starter's terminal, signals, descriptors and limits were.
@@ -94,7 +117,7 @@ fn prepare(wire: &Wire) -> io::Result<()> {
     process::set_limit(process::Resource::Descriptors, hard, hard)
 }
 
-fn configure(wire: Wire) -> Result<Shared, Failure> {
+fn configure(wire: Wire) -> Result<(Shared, Children), Failure> {
     let missing = || io::Error::from(io::ErrorKind::InvalidData);
     let mut incoming = wire
         .receive()
@@ -105,6 +128,7 @@ fn configure(wire: Wire) -> Result<Shared, Failure> {
         return Err(missing()).step(|| "the first request configures".into());
     };
     let mut take = || incoming.take().step(|| "descriptors of the configuration".into());
+    let ends = std::fs::File::from(take()?);
     let version_1 = (0..version_1).map(|_| take()).collect::<Result<Vec<_>, _>>()?;
     let version_2 = if version_2 { Some(take()?) } else { None };
     let filter = Filter::from_bytes(&seccomp).step(|| "system call filter".into())?;
@@ -113,25 +137,43 @@ fn configure(wire: Wire) -> Result<Shared, Failure> {
         .step(|| "open the pid namespace".into())?;
     stage::build()?;
     let init_filter = Filter::init();
-    Ok(Shared { wire, version_1, version_2, filter, init_filter, pid_namespace })
+    let shared = Shared { wire, version_1, version_2, filter, init_filter, pid_namespace };
+    Ok((shared, Children::new(ends)))
 }
 
-fn reap(wire: &Wire) -> io::Result<()> {
+/// Whether the runtime has heard of every end.
+fn reap(children: &mut Children, wire: Option<&Wire>) -> io::Result<bool> {
+    let mut told = true;
     while let Some((pid, exit)) = process::reap_any()? {
+        children.ended(pid, exit);
         let (value, is_signal) = match exit {
             Exit::Code(code) => (code, false),
             Exit::Signal(signal) => (signal, true),
         };
-        wire.send(Reply::Ended(Ended { pid, value, is_signal }), &[])?;
+        let tell = |wire: &Wire| wire.send(Reply::Ended(Ended { pid, value, is_signal }), &[]);
+        told &= wire.is_some_and(|wire| tell(wire).is_ok());
     }
-    Ok(())
+    Ok(told)
 }
 
 /// One request. A request that fails is answered; only a lost socket ends the zygote.
-fn serve(shared: &Shared, incoming: Incoming) -> Result<(), Failure> {
+fn serve(shared: &Shared, children: &mut Children, mut incoming: Incoming) -> Result<(), Failure> {
     let (number, result) = match incoming.request.clone() {
-        Request::Launch(launch) => (launch.request, start_init(shared, &launch, incoming)),
-        Request::Exec(exec) => (exec.request, start_command(shared, &exec, incoming)),
+        Request::Launch(launch) => {
+            (launch.request, start_init(shared, children, &launch, incoming))
+        }
+        Request::Exec(exec) => (exec.request, start_command(shared, children, &exec, incoming)),
+        Request::Hold(hold) => {
+            if let Ok(descriptor) = incoming.take() {
+                children.hold(hold.pid, descriptor);
+            }
+            return Ok(());
+        }
+        Request::Release(release) => {
+            children.release(release.pid, release.number);
+            return Ok(());
+        }
+        Request::Users(wanted) => (wanted.request, users::start(shared, &wanted)),
         Request::Configure(_) => return Ok(()),
     };
     let Err(failure) = result else { return Ok(()) };
@@ -147,8 +189,20 @@ pub fn failed(request: u64, failure: &Failure) -> Reply {
     })
 }
 
-fn start_init(shared: &Shared, launch: &Launch, mut incoming: Incoming) -> Result<(), Failure> {
+fn start_init(
+    shared: &Shared,
+    children: &mut Children,
+    launch: &Launch,
+    mut incoming: Incoming,
+) -> Result<(), Failure> {
     let root = incoming.take().step(|| "the root of the sandbox".into())?;
+    let users = match launch.first_id {
+        0 => None,
+        first_id => {
+            let namespace = incoming.take().step(|| "the users of the sandbox".into())?;
+            Some(Users { first_id, namespace })
+        }
+    };
     let network = if launch.has_network {
         Some(incoming.take().step(|| "the network of the sandbox".into())?)
     } else {
@@ -164,8 +218,9 @@ fn start_init(shared: &Shared, launch: &Launch, mut incoming: Incoming) -> Resul
     let how = Fork { namespaces, cgroup: cgroup.as_ref().map(AsFd::as_fd) };
     // SAFETY: this program never starts a thread.
     match unsafe { process::fork(&how) }.step(|| "clone3 the init".into())? {
-        Forked::Child => init::become_init(shared, launch, root, network.as_ref()),
+        Forked::Child => init::become_init(shared, launch, root, users.as_ref(), network.as_ref()),
         Forked::Parent { pid, pidfd } => {
+            children.born(pid, &pidfd, Vec::new());
             let started = Reply::Launched(Started { request: launch.request, pid });
             shared.wire.send(started, &[pidfd.as_fd()]).step(|| "announce an init".into())
         }
@@ -174,11 +229,13 @@ fn start_init(shared: &Shared, launch: &Launch, mut incoming: Incoming) -> Resul
 
 fn start_command(
     shared: &Shared,
+    children: &mut Children,
     request: &proto::launch::Exec,
     mut incoming: Incoming,
 ) -> Result<(), Failure> {
     let sandbox = incoming.take().step(|| "the init of the sandbox".into())?;
-    let streams: Vec<OwnedFd> = incoming.descriptors.collect();
+    let mut streams: Vec<OwnedFd> = incoming.descriptors.collect();
+    let rare = streams.split_off(streams.len().saturating_sub(request.rare_groups as usize));
     let cgroup = shared
         .open_version_2(&request.own_group)
         .step(|| format!("open group {}", request.own_group))?;
@@ -188,7 +245,7 @@ fn start_command(
     // SAFETY: this program never starts a thread.
     let forked = unsafe { process::fork(&how) };
     if let Ok(Forked::Child) = forked {
-        exec::become_command(shared, request, &sandbox, &streams);
+        exec::become_command(shared, request, &sandbox, &streams, &rare);
     }
     // INVARIANT: outside of this function the zygote's children are born in its own pid namespace.
     process::enter_namespace(shared.pid_namespace.as_fd())
@@ -196,6 +253,10 @@ fn start_command(
     match forked.step(|| "clone3 the command".into())? {
         Forked::Child => Ok(()),
         Forked::Parent { pid, pidfd } => {
+            // Of the streams only what the command writes to.
+            let outputs = streams.into_iter().skip(1);
+            let held = if request.hold { outputs.collect() } else { Vec::new() };
+            children.born(pid, &pidfd, held);
             let started = Reply::Started(Started { request: request.request, pid });
             shared.wire.send(started, &[pidfd.as_fd()]).step(|| "announce a command".into())
         }

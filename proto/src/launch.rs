@@ -5,8 +5,8 @@
 //! [`MAX_INLINE_BYTES`] travels in a memory file: the packet is then empty of content
 //! ([`ENVELOPE`]) and the file is its first descriptor.
 //!
-//! Both ends are of one build, so there is no version: a zygote never outlives the runtime that
-//! started it.
+//! Both ends are of one build, so there is no version: a zygote that outlives its runtime takes no
+//! request any more. What it leaves to a later one is in [`crate::exits`].
 
 use prost::{Message, Oneof};
 
@@ -25,11 +25,14 @@ pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
 /// The most descriptors beside one message.
 pub const MAX_DESCRIPTORS: usize = 16;
 
+/// How many users, and groups, a sandbox with a user namespace has.
+pub const IDS: u32 = 1 << 16;
+
 /// What the runtime asks of the zygote.
 #[derive(Clone, PartialEq, Message)]
 pub struct ToZygote {
     /// Exactly one.
-    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 16")]
     pub request: Option<Request>,
 }
 
@@ -45,10 +48,38 @@ pub enum Request {
     /// Run a command in one.
     #[prost(message, tag = "3")]
     Exec(Exec),
+    /// Make a user namespace.
+    #[prost(message, tag = "16")]
+    Users(Users),
+    /// Hold a descriptor of a command for a later runtime.
+    #[prost(message, tag = "4")]
+    Hold(Hold),
+    /// Let go of all that is held of a command.
+    #[prost(message, tag = "5")]
+    Release(Release),
 }
 
-/// What holds for all sandboxes. Descriptors: the directory of our group in each version 1 hierarchy,
-/// then, if there is one, in the version 2 hierarchy.
+/// Holds the descriptor of the message until [`Release`]: the terminal of a command. Not answered.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hold {
+    /// The command, as the host sees it.
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+}
+
+/// See [`Request::Release`]. Not answered.
+#[derive(Clone, PartialEq, Message)]
+pub struct Release {
+    /// The command, as the host sees it.
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    /// The kernel's number for the process: its pid may be another's by now.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+}
+
+/// What holds for all sandboxes. Descriptors: the file of ends ([`crate::exits`]), the directory of our group
+/// in each version 1 hierarchy, then, if there is one, in the version 2 hierarchy.
 #[derive(Clone, PartialEq, Message)]
 pub struct Configure {
     /// How many of the descriptors are version 1.
@@ -62,8 +93,23 @@ pub struct Configure {
     pub seccomp: Vec<u8>,
 }
 
-/// Makes the namespaces of a sandbox and its init. Descriptors: the detached mount of its root, then,
-/// if `has_network` is set, a network namespace to enter instead of a new one.
+/// Makes a user namespace without ids, held by a process that does nothing else until it is killed.
+/// What the kernel counts by user is counted for the owner.
+///
+/// Answers: `Launched` from the zygote, then `Ready` or `Failed` from the process.
+#[derive(Clone, PartialEq, Message)]
+pub struct Users {
+    /// Chosen by the runtime, never used twice.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// Its owner, a user of the host.
+    #[prost(uint32, tag = "2")]
+    pub owner: u32,
+}
+
+/// Makes the namespaces of a sandbox and its init. Descriptors: the detached mount of its root; if
+/// `first_id` is not 0, the user namespace to enter at last; if `has_network` is set, a network namespace
+/// to enter instead of a new one.
 ///
 /// Answers: `Launched` from the zygote, then `Ready` or `Failed` from the init.
 #[derive(Clone, PartialEq, Message)]
@@ -86,9 +132,15 @@ pub struct Launch {
     /// Most bytes in /dev/shm.
     #[prost(uint64, tag = "6")]
     pub shm_bytes: u64,
-    /// Whether the second descriptor is a network namespace.
+    /// Whether the last descriptor is a network namespace.
     #[prost(bool, tag = "7")]
     pub has_network: bool,
+    /// What id 0 of the sandbox is on the host; 0: it has no user namespace.
+    #[prost(uint32, tag = "16")]
+    pub first_id: u32,
+    /// Most descriptors of a process; 0: as the host has it.
+    #[prost(uint32, tag = "17")]
+    pub open_files: u32,
 }
 
 /// Runs a command in a sandbox. Descriptors: the pidfd of its init, then standard input, output and
@@ -128,6 +180,16 @@ pub struct Exec {
     /// Size of the terminal.
     #[prost(uint32, tag = "10")]
     pub columns: u32,
+    /// What id 0 of the sandbox is on the host; 0: it has no user namespace.
+    #[prost(uint32, tag = "16")]
+    pub first_id: u32,
+    /// How many descriptors of version 1 groups follow the streams: those that only some sandboxes have.
+    #[prost(uint32, tag = "17")]
+    pub rare_groups: u32,
+    /// Whether the zygote holds output and error until [`Release`], so that a later runtime can go on
+    /// reading them.
+    #[prost(bool, tag = "11")]
+    pub hold: bool,
 }
 
 /// What the zygote and its children answer.

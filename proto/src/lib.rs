@@ -1,11 +1,12 @@
 //! The native interface of Lamella: messages, services, and how they map to inner types.
 //!
-//! With default features off only the messages between the runtime and its zygote are compiled, so
+//! With default features off only what the runtime and its zygote tell each other is compiled, so
 //! that the program inside a sandbox links neither tonic nor tokio.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "rpc")]
 pub mod connect;
+pub mod exits;
 pub mod launch;
 #[cfg(feature = "rpc")]
 pub mod meter;

@@ -2,39 +2,41 @@
 //! reported lost, and everything that belongs to no living one is cleared.
 
 use crate::backends::{Backend, Instance};
-use crate::node::{Main, Node, follow_main};
-use crate::record::{MainCommand, Record, State};
+use crate::exec::{self, Remembered};
+use crate::node::Node;
+use crate::record::{Record, State};
 use crate::sandbox::Sandbox;
-use crate::stream;
-use crate::zygote::Process;
 use layer::Result;
 use proto::v1::Plane;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Adopts and sweeps. `records`: what the journal says, the oldest first.
-pub async fn adopt(node: &Arc<Node>, records: Vec<Record>) -> Result<()> {
+/// Adopts and sweeps. `records`: what the journal says, the oldest first; `remembered`: of commands.
+pub async fn adopt(
+    node: &Arc<Node>,
+    records: Vec<Record>,
+    mut remembered: Remembered,
+) -> Result<()> {
     let mut keep = Vec::new();
     for record in records {
         let id = record.id.clone();
         if let Some(key) = &record.idempotency_key {
             node.remember_key(key, &id);
         }
-        let sandbox = Arc::new(Sandbox::new(record.clone(), node.journal()));
+        let sandbox = Arc::new(Sandbox::new(record.clone(), node.journal(), &node.store));
         node.insert(&sandbox);
         if record.state.is_over() {
+            exec::adopt::ended(&sandbox, &mut remembered);
             node.remember_ended(&id);
             continue;
         }
         match living(node, &record).await? {
             Some(instance) => {
                 keep.push(instance.handle());
-                take_over(node, &sandbox, &record, instance).await?;
+                take_over(node, &sandbox, &record, instance, &mut remembered).await?;
             }
             None => {
-                sandbox.log.close();
+                exec::adopt::ended(&sandbox, &mut remembered);
                 sandbox.update(|record| {
                     record.state = State::Lost;
                     record.reason = "it had ended when the runtime started again".to_owned();
@@ -43,6 +45,8 @@ pub async fn adopt(node: &Arc<Node>, records: Vec<Record>) -> Result<()> {
             }
         }
     }
+    node.container.former().drop_held();
+    node.store.sweep(remembered);
     node.container.sweep(&keep).await?;
     if let Err(error) = node.layers.reconcile().await {
         tracing::warn!(error = %error.chain(), "layers of an earlier runtime stay attached");
@@ -61,6 +65,7 @@ async fn take_over(
     sandbox: &Arc<Sandbox>,
     record: &Record,
     instance: Arc<dyn Instance>,
+    remembered: &mut Remembered,
 ) -> Result<()> {
     let mut layers = record.layer_ids()?;
     sandbox.set_instance(Some(Arc::clone(&instance)));
@@ -75,42 +80,15 @@ async fn take_over(
         // CRASH: a runtime that died while it packed or paused left the sandbox frozen.
         instance.thaw()?;
     }
-    node.supervise(sandbox, Arc::clone(&instance), layers);
-    if let Some(main) = &record.main {
-        let main = reopen_main(main);
-        if let Some(pidfd) = main.process.as_ref().map(|process| Arc::clone(&process.pidfd)) {
-            sandbox.set_main(pidfd);
-        }
-        tokio::spawn(follow_main(Arc::clone(sandbox), Arc::clone(&instance), main));
+    if let Err(error) = node.networks.begin(sandbox, &instance).await {
+        // It stays without a network, as the dead runtime left it.
+        tracing::warn!(id = sandbox.id(), error = %error.chain(), "connect a sandbox again");
     }
+    node.supervise(sandbox, Arc::clone(&instance), layers);
+    let former = node.container.former();
+    exec::adopt::living(sandbox, &instance, former, remembered, &node.meters);
     if record.state == State::Stopping {
         sandbox.stop(Duration::ZERO).await?;
     }
     Ok(())
-}
-
-/// The sandbox's own command again; without a process when it has ended meanwhile.
-fn reopen_main(main: &MainCommand) -> Main {
-    let mut found =
-        Main { process: None, refusal: None, recorded: None, outputs: Vec::new(), command: None };
-    let Ok(pidfd) = sys::process::pidfd_open(main.pid) else { return found };
-    if sys::process::pidfd_number(pidfd.as_fd()).ok() != Some(main.process_number) {
-        return found;
-    }
-    for (number, (inode, is_error)) in [(1, (main.pipes[0], false)), (2, (main.pipes[1], true))] {
-        let path = format!("/proc/{}/fd/{number}", main.pid);
-        // The command may have put anything in its place, so it must be our pipe before it is opened.
-        if !std::fs::metadata(&path).is_ok_and(|now| now.ino() == inode) {
-            continue;
-        }
-        const O_NONBLOCK: i32 = 0o4000;
-        let opened = std::fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&path);
-        let is_ours = |file: &std::fs::File| file.metadata().is_ok_and(|now| now.ino() == inode);
-        let opened = opened.ok().filter(is_ours);
-        if let Some(Ok(end)) = opened.map(|file| stream::End::new(OwnedFd::from(file))) {
-            found.outputs.push((is_error, end));
-        }
-    }
-    found.process = Some(Process::adopted(main.pid, pidfd));
-    found
 }

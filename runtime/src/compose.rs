@@ -3,12 +3,15 @@
 //! Under all layers lies a skeleton of empty places (/proc, /dev, /etc/hosts, ...) so that an image
 //! without them can be started and nothing has to be written into the sandbox's own layer.
 
-use crate::pool::Slot;
+use crate::pool::{Slot, Users};
 use layer::{Context, Error, Result};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use sys::mount::{self, Attributes, MountFd, Overlay, OverlayLower, OverlayUpper};
+use sys::file::OFlags;
+use sys::mount::{
+    self, AttributeChange, Attributes, MountFd, Overlay, OverlayLower, OverlayUpper, Recursive,
+};
 
 /// Folders of the skeleton and their modes.
 const FOLDERS: [(&str, u32); 5] =
@@ -34,19 +37,25 @@ pub fn make_skeleton(folder: &Path) -> Result<()> {
 }
 
 /// Mounts the overlay. `layers`: mount points, bottom first. Blocking; reads metadata only.
+///
+/// With users of its own, the sandbox gets every layer and its writable folder by mounts that show their
+/// files as those of its users; what lies on disk keeps the numbers that it has inside. Ids beyond them
+/// appear as nobody's, and their files cannot be changed.
 pub fn overlay(skeleton: &Path, layers: &[PathBuf], slot: &Slot) -> Result<MountFd> {
     let top = layers.last().ok_or_else(|| Error::invalid("an environment without layers"))?;
     own_like(&slot.upper, top)?;
-    let place =
-        |path: &Path| mount::open_place(path).context(|| format!("open {}", path.display()));
-    let (upper, work) = (place(&slot.upper)?, place(&slot.work)?);
-    let lowers: Vec<OverlayLower<'_>> = layers
-        .iter()
-        .rev()
-        .map(PathBuf::as_path)
-        .chain([skeleton])
-        .map(OverlayLower::Path)
-        .collect();
+    let shown = |path: &Path| show(path, slot.users());
+    let lowers = layers.iter().rev().map(PathBuf::as_path).chain([skeleton]);
+    let lowers = lowers.map(shown).collect::<Result<Vec<MountFd>>>()?;
+    let lowers: Vec<_> = lowers.iter().map(|lower| OverlayLower::Fd(lower.as_fd())).collect();
+    // One mount for both, which overlayfs asks for.
+    let writable = shown(&slot.folder)?;
+    let place = |name: &str| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        sys::file::open_beneath(writable.as_fd(), Path::new(name), flags, 0)
+            .context(|| format!("open {name} of slot {}", slot.number))
+    };
+    let (upper, work) = (place(Slot::UPPER)?, place(Slot::WORK)?);
     let overlay = Overlay {
         name: "lamella",
         lowers: &lowers,
@@ -55,9 +64,26 @@ pub fn overlay(skeleton: &Path, layers: &[PathBuf], slot: &Slot) -> Result<Mount
         // crash of the machine no sandbox lives that could miss anything.
         volatile: true,
     };
+    // overlayfs copies files up as whoever mounts it, whose number the mounts must know.
+    let _as_its_root = slot.users().map(|users| users.ids.assume()).transpose()?;
     // A device node that is made inside must open nothing.
     let attributes = Attributes { nodev: true, ..Attributes::default() };
     overlay.mount_detached(attributes).context(|| "mount the sandbox's overlay".into())
+}
+
+/// A detached copy of the mount at `path`, with its files shown as those of `users`.
+pub fn show(path: &Path, users: Option<&Users>) -> Result<MountFd> {
+    let copy = mount::clone_tree(path, Recursive::No)
+        .context(|| format!("copy the mount of {}", path.display()))?;
+    if let Some(users) = users {
+        let idmap = Some(users.namespace.as_fd());
+        let change = AttributeChange { idmap, ..AttributeChange::default() };
+        copy.set_attributes(&change).context(|| {
+            let text = "its file system cannot shift owners: see --user-namespaces";
+            format!("show {} to the sandbox's users; {text}", path.display())
+        })?;
+    }
+    Ok(copy)
 }
 
 /// The root of an overlay shows the owner and mode of its upper folder: those of the image's root.

@@ -14,23 +14,27 @@
 mod adopt;
 mod backends;
 mod compose;
+mod disk;
 mod exec;
 mod files;
+mod ids;
 mod journal;
 mod layers;
-mod logs;
 mod meters;
+mod network;
 mod node;
 mod pack;
 mod plan;
 mod pool;
 mod record;
+mod room;
 mod sandbox;
 mod service;
 mod spec;
 mod stream;
 mod zygote;
 
+pub use backends::container::UserNamespaces;
 pub use node::{Names, RuntimeConfig};
 pub use pack::LayerFiles;
 pub use service::Service;

@@ -7,7 +7,7 @@ use proto::meter::{Counter, Counters, Histogram, Kind, Page};
 use std::sync::Arc;
 
 /// How a command or a sandbox ends; see [`End`].
-const ENDS: [&str; 5] = ["exited", "signal", "oom", "timeout", "killed"];
+const ENDS: [&str; 7] = ["exited", "signal", "oom", "timeout", "killed", "disk_full", "lost"];
 /// A command that could not be started.
 const REFUSED: &str = "refused";
 const STATES: [(State, &str); 7] = [
@@ -27,6 +27,8 @@ fn word(end: End) -> &'static str {
         End::Oom => ENDS[2],
         End::Timeout => ENDS[3],
         End::Killed => ENDS[4],
+        End::DiskFull(_) => ENDS[5],
+        End::Lost => ENDS[6],
     }
 }
 

@@ -3,30 +3,29 @@
 //! Locking: a mutex over the table of sandboxes and one over the keys of repeated creates, held for
 //! look-ups. Creation runs in its own task, so that a client that leaves does not tear it in the middle.
 
-use crate::backends::container::{Container, ContainerConfig};
-use crate::backends::{Backend, Command, Instance};
+use crate::backends::container::{Container, ContainerConfig, UserNamespaces};
+use crate::backends::{Backend, Instance};
+use crate::disk::DiskSize;
+use crate::exec::{self, CommandStore};
 use crate::journal::Journal;
 use crate::layers::Layers;
 use crate::meters::Meters;
+use crate::network::Networks;
 use crate::pack::LayerFiles;
 use crate::plan::{self, PlannedLimits};
-use crate::record::{AskedLimits, End, MainCommand, RECORD_VERSION, Record, State};
+use crate::record::{AskedLimits, RECORD_VERSION, Record, State};
+use crate::room::{self, Room};
 use crate::sandbox::Sandbox;
 use crate::spec::{self, SandboxSpec};
-use crate::stream;
-use crate::zygote::{CommandStart, Process, StartedCommand};
-use bytes::Bytes;
 use layer::environment::{Environment, RunConfig};
 use layer::{Context, Digest, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::status::from_status;
 use proto::v1;
 use proto::v1::images_client::ImagesClient;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use sys::process::Exit;
 use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
 
@@ -43,8 +42,19 @@ pub struct RuntimeConfig {
     pub default_memory_bytes: u64,
     /// Tasks of a sandbox that asks for no limit.
     pub default_pids: u32,
+    /// Bytes of the writable layer of a sandbox that asks for no limit; none: it shares the disk of the data
+    /// directory, and is stopped when that runs full.
+    pub default_disk_bytes: Option<u64>,
+    /// Bytes of the disk of the data directory that stay free; none: as much as its size suggests.
+    pub disk_reserve_bytes: Option<u64>,
+    /// Descriptors of a process in a sandbox that asks for no limit.
+    pub default_open_files: u32,
     /// Output of one command that is sent to its client; the rest is counted.
     pub default_output_bytes: u64,
+    /// Whether sandboxes have users of their own.
+    pub user_namespaces: UserNamespaces,
+    /// How the network between sandboxes and node runs.
+    pub network: netpolicy::NetworkConfig,
     /// How long a layer stays attached after its last sandbox.
     pub layer_linger: Duration,
     /// Resolves names without a call; without it the image daemon is called.
@@ -62,7 +72,12 @@ impl RuntimeConfig {
             layerfs,
             default_memory_bytes: 2 << 30,
             default_pids: 1024,
+            default_disk_bytes: None,
+            disk_reserve_bytes: None,
+            default_open_files: 1 << 16,
             default_output_bytes: 1 << 30,
+            user_namespaces: UserNamespaces::default(),
+            network: netpolicy::NetworkConfig::default(),
             layer_linger: Duration::from_secs(10),
             names: None,
             layer_files: None,
@@ -89,10 +104,14 @@ pub struct Node {
     pub(crate) config: RuntimeConfig,
     pub(crate) container: Container,
     pub(crate) layers: Layers,
+    pub(crate) networks: Networks,
+    pub(crate) room: Room,
     pub(crate) images: ImagesClient<Channel>,
     pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
     pub(crate) meters: Arc<Meters>,
-    journal: Arc<Journal>,
+    pub(crate) store: Arc<CommandStore>,
+    pub(crate) watches: crate::files::Watches,
+    journal: Arc<Journal<Record>>,
     ended: Mutex<VecDeque<String>>,
     keys: Mutex<HashMap<String, String>>,
     launches: Semaphore,
@@ -109,17 +128,24 @@ impl Node {
             std::fs::canonicalize(&folder).context(|| format!("find {}", folder.display()))?;
         let container = Container::open(ContainerConfig {
             slots: folder.join("slots"),
+            templates: folder.join("disks"),
             skeleton: folder.join("skeleton"),
             groups: Path::new("lamella").join(group_name(&absolute)),
+            users: config.user_namespaces,
         })
         .await?;
         let (journal, records) = Journal::open(&folder)?;
+        let (store, remembered) = CommandStore::open(&folder)?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let node = Arc::new(Self {
+            room: Room::new(&folder, config.disk_reserve_bytes)?,
             layers: Layers::new(config.layerfs.clone(), "runtime".to_owned()),
             images: ImagesClient::new(config.images.clone()),
+            networks: Networks::new(config.network.clone()),
             container,
             journal: Arc::new(journal),
+            store: Arc::new(store),
+            watches: crate::files::Watches::default(),
             sandboxes: Mutex::default(),
             meters: Arc::default(),
             ended: Mutex::default(),
@@ -128,8 +154,9 @@ impl Node {
             cleaning: watch::channel(0).0,
             config,
         });
-        crate::adopt::adopt(&node, records).await?;
+        crate::adopt::adopt(&node, records, remembered).await?;
         tokio::spawn(detach_idle_layers(Arc::downgrade(&node)));
+        tokio::spawn(room::watch(Arc::downgrade(&node)));
         Ok(node)
     }
 
@@ -147,7 +174,7 @@ impl Node {
         self.layers.detach_idle(linger).await;
     }
 
-    pub(crate) fn journal(&self) -> Arc<Journal> {
+    pub(crate) fn journal(&self) -> Arc<Journal<Record>> {
         Arc::clone(&self.journal)
     }
 
@@ -230,7 +257,7 @@ impl Node {
     async fn create_new(self: &Arc<Self>, spec: SandboxSpec, id: String) -> Result<Arc<Sandbox>> {
         let resolved = self.resolve(&spec.environment).await?;
         let record = new_record(&spec, &id, &resolved);
-        let sandbox = Arc::new(Sandbox::new(record, self.journal()));
+        let sandbox = Arc::new(Sandbox::new(record, self.journal(), &self.store));
         // CRASH: from here on the journal says that something of this sandbox may exist.
         sandbox.update(|_| {})?;
         self.insert(&sandbox);
@@ -240,7 +267,6 @@ impl Node {
         let launched = self.launch(&sandbox, &spec, &resolved).await;
         if let Err(error) = launched {
             let reason = error.chain();
-            sandbox.log.close();
             sandbox.update(|record| {
                 record.state = State::Failed;
                 record.reason = reason;
@@ -257,11 +283,15 @@ impl Node {
         spec: &SandboxSpec,
         resolved: &Resolved,
     ) -> Result<()> {
+        self.room.admit()?;
         let layers = &resolved.layers[..];
+        let config = &self.config;
         let defaults = PlannedLimits {
-            memory_bytes: self.config.default_memory_bytes,
-            pids: self.config.default_pids,
-            cpu_millis: None,
+            memory_bytes: config.default_memory_bytes,
+            pids: config.default_pids,
+            disk: config.default_disk_bytes.map(|bytes| DiskSize { bytes, inodes: 0 }),
+            open_files: Some(config.default_open_files),
+            ..PlannedLimits::default()
         };
         let plan = plan::launch(spec, &defaults, sandbox.id());
         let mounts = self.layers.attach(layers, resolved.env_id.as_ref(), spec.plane).await?;
@@ -270,10 +300,15 @@ impl Node {
             instance.inspect_err(|_| self.layers.release(layers))?.into();
         let handle = instance.handle();
         sandbox.set_instance(Some(Arc::clone(&instance)));
+        if let Err(error) = self.networks.begin(sandbox, &instance).await {
+            self.supervise(sandbox, instance, layers.to_vec());
+            sandbox.stop(Duration::ZERO).await?;
+            return Err(error);
+        }
         let main = if spec.argv.is_empty() {
             Ok(None)
         } else {
-            start_main(sandbox, &*instance, &spec.argv).await
+            exec::own::start(sandbox, &instance, &spec.argv).await.map(Some)
         };
         let main = match main {
             Ok(main) => main,
@@ -283,16 +318,14 @@ impl Node {
                 return Err(error);
             }
         };
-        let recorded = main.as_ref().and_then(|main| main.recorded.clone());
         sandbox.update(|record| {
             record.state = State::Running;
             record.handle = Some(handle);
-            record.main = recorded;
         })?;
         self.supervise(sandbox, Arc::clone(&instance), layers.to_vec());
         if let Some(main) = main {
             self.meters.starts.add(1);
-            tokio::spawn(follow_main(Arc::clone(sandbox), instance, main));
+            tokio::spawn(exec::own::follow(Arc::clone(sandbox), instance, main));
         }
         Ok(())
     }
@@ -309,7 +342,6 @@ impl Node {
             instance.ended().await;
             node.cleaning.send_modify(|count| *count += 1);
             let end = sandbox.final_end();
-            sandbox.log.close();
             sandbox.set_instance(None);
             let written = sandbox.update(|record| {
                 record.state = State::Gone;
@@ -321,7 +353,9 @@ impl Node {
             node.meters.sandbox_ended(end);
             node.layers.release(&layers);
             node.remember_ended(sandbox.id());
+            node.networks.end(&sandbox).await;
             instance.release().await;
+            sandbox.commands.retire().await;
             node.cleaning.send_modify(|count| *count -= 1);
         });
     }
@@ -409,113 +443,21 @@ fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
             memory_bytes: spec.memory_bytes.unwrap_or(0),
             cpu_millis: spec.cpu_millis.unwrap_or(0),
             pids: spec.pids.unwrap_or(0),
+            writable_bytes: spec.disk_bytes.unwrap_or(0),
+            inodes: spec.inodes.unwrap_or(0),
+            open_files: spec.open_files.unwrap_or(0),
+            read_bytes_per_s: spec.bandwidth.read.unwrap_or(0),
+            write_bytes_per_s: spec.bandwidth.write.unwrap_or(0),
+            cpu_weight: spec.cpu_weight.unwrap_or(0),
+            cpuset: spec.processors.clone().unwrap_or_default(),
         },
         argv: spec.argv.clone(),
         defaults: plan::command_defaults(spec, &resolved.config),
         config: resolved.config.clone(),
+        network: spec.network.clone(),
         image: resolved.image,
         end: None,
         handle: None,
-        main: None,
-    }
-}
-
-/// The sandbox's own command, started.
-pub(crate) struct Main {
-    /// Its process; none when it could not be started.
-    pub process: Option<Process>,
-    /// Why it could not.
-    pub refusal: Option<(i32, String)>,
-    /// For the journal.
-    pub recorded: Option<MainCommand>,
-    /// Its output and error.
-    pub outputs: Vec<(bool, stream::End)>,
-    /// Keeps a late refusal.
-    pub command: Option<StartedCommand>,
-}
-
-async fn start_main(
-    sandbox: &Arc<Sandbox>,
-    instance: &dyn Instance,
-    argv: &[String],
-) -> Result<Option<Main>> {
-    let defaults = sandbox.defaults();
-    let command =
-        Command { is_main: true, ..plan::command(&defaults, argv.to_vec(), &[], None, None) };
-    let null = std::fs::File::open("/dev/null").context(|| "open /dev/null".into())?;
-    let (output, their_output, first) = lasting_pipe()?;
-    let (error, their_error, second) = lasting_pipe()?;
-    let streams = [null.as_fd(), their_output.as_fd(), their_error.as_fd()];
-    let outputs = vec![(false, output), (true, error)];
-    let mut main = Main { process: None, refusal: None, recorded: None, outputs, command: None };
-    match instance.exec(command, &streams).await?.start {
-        CommandStart::Refused(code, message) => main.refusal = Some((code, message)),
-        CommandStart::Started(command) => {
-            let pidfd = Arc::clone(&command.process.pidfd);
-            main.recorded = Some(MainCommand {
-                pid: command.process.pid,
-                process_number: sys::process::pidfd_number(pidfd.as_fd()).unwrap_or(0),
-                pipes: [first, second],
-            });
-            sandbox.set_main(pidfd);
-            main.command = Some(command);
-        }
-    }
-    Ok(Some(main))
-}
-
-/// A pipe whose writing end also keeps it readable, so that the command does not break when the runtime
-/// dies, and the next runtime can go on reading. Answers our end, theirs and the inode number.
-fn lasting_pipe() -> Result<(stream::End, OwnedFd, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let (reader, writer) = std::io::pipe().context(|| "make a pipe".into())?;
-    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-    let both = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    let both = both.context(|| "open a pipe for both directions".into())?;
-    let inode = both.metadata().context(|| "look at a pipe".into())?.ino();
-    Ok((stream::End::new(reader.into())?, both.into(), inode))
-}
-
-/// Keeps the log of the sandbox's own command, and ends the sandbox with it.
-pub(crate) async fn follow_main(
-    sandbox: Arc<Sandbox>,
-    instance: Arc<dyn Instance>,
-    mut main: Main,
-) {
-    let (tell_end, ended) = watch::channel(false);
-    let mut pumps = tokio::task::JoinSet::new();
-    for (is_error, source) in main.outputs {
-        let sink = stream::Sink::Log(Arc::clone(&sandbox.log));
-        pumps.spawn(stream::pump(source, is_error, sink, ended.clone()));
-    }
-    let exit = match (&mut main.command, &mut main.process) {
-        (Some(command), _) => command.process.wait().await,
-        (None, Some(process)) => process.wait().await,
-        (None, None) => None,
-    };
-    let _pumps_listen = tell_end.send(true);
-    while pumps.join_next().await.is_some() {}
-    let late = main.command.as_mut().and_then(StartedCommand::refusal);
-    let refusal = main.refusal.or(late);
-    if let Some((_, message)) = &refusal {
-        sandbox.log.add(true, Bytes::from(format!("{message}\n")));
-    }
-    let end = match (refusal, exit) {
-        (Some((code, _)), _) => End::Exited(code),
-        (None, Some(Exit::Signal(9) | Exit::Code(137))) if sandbox.has_new_oom_kill() => End::Oom,
-        (None, Some(Exit::Code(code))) => End::Exited(code),
-        (None, Some(Exit::Signal(9)) | None) if sandbox.is_stop_asked() => End::Killed,
-        (None, Some(Exit::Signal(signal))) => End::Signal(signal),
-        (None, None) => End::Killed,
-    };
-    let written = sandbox.update(|record| {
-        record.end.get_or_insert(end);
-        if !record.state.is_over() {
-            record.state = State::Stopping;
-        }
-    });
-    if let Err(error) = written.and_then(|()| instance.kill()) {
-        tracing::error!(id = sandbox.id(), error = %error.chain(), "end a sandbox");
     }
 }
 
@@ -538,10 +480,13 @@ fn new_id() -> Result<String> {
 
 /// The same for the same folder, so that a later node on it finds the groups of an earlier one.
 fn group_name(folder: &Path) -> String {
+    format!("{:016x}", name_hash(folder))
+}
+
+/// A number for a path: FNV-1a.
+pub(crate) fn name_hash(path: &Path) -> u64 {
     use std::os::unix::ffi::OsStrExt;
-    // FNV-1a.
-    let hash = folder.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+    path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}")
+    })
 }

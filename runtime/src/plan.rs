@@ -1,11 +1,13 @@
 //! From a validated request and its environment to what the backend does. Pure: no I/O, no clock.
 
 use crate::backends::Command;
+use crate::disk::DiskSize;
 use crate::spec::SandboxSpec;
 use layer::environment::RunConfig;
+use sys::cgroup::Bandwidth;
 
 /// Limits with every default filled in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PlannedLimits {
     /// Most bytes of memory.
     pub memory_bytes: u64,
@@ -13,6 +15,23 @@ pub struct PlannedLimits {
     pub pids: u32,
     /// Thousandths of a core; none is no quota.
     pub cpu_millis: Option<u32>,
+    /// The share of processors when all want them; none is 100.
+    pub cpu_weight: Option<u32>,
+    /// The only processors that it runs on; none is all.
+    pub processors: Option<String>,
+    /// Bytes a second from and to the disk of the data directory.
+    pub bandwidth: Bandwidth,
+    /// A writable layer of this size; none shares the disk of the data directory with others.
+    pub disk: Option<DiskSize>,
+    /// Most descriptors of one process.
+    pub open_files: Option<u32>,
+}
+
+impl PlannedLimits {
+    /// Whether it needs a group where most sandboxes have none.
+    pub fn are_rare(&self) -> bool {
+        self.processors.is_some() || self.bandwidth != Bandwidth::default()
+    }
 }
 
 /// What the backend makes.
@@ -24,13 +43,15 @@ pub struct LaunchPlan {
     pub hostname: String,
     /// Content of /etc/hosts.
     pub hosts: Vec<u8>,
-    /// Content of /etc/resolv.conf: nobody is asked, since there is no network.
+    /// Content of /etc/resolv.conf: the resolver of the node, which can be reached as soon as there is a network.
     pub resolv_conf: Vec<u8>,
     /// Most bytes in /dev/shm.
     pub shm_bytes: u64,
 }
 
 const DEFAULT_SHM_BYTES: u64 = 64 << 20;
+/// Of a sandbox that bounds its inodes only.
+const DEFAULT_DISK_BYTES: u64 = 10 << 30;
 
 /// Plans the sandbox itself.
 pub fn launch(spec: &SandboxSpec, defaults: &PlannedLimits, id: &str) -> LaunchPlan {
@@ -42,14 +63,29 @@ pub fn launch(spec: &SandboxSpec, defaults: &PlannedLimits, id: &str) -> LaunchP
         memory_bytes: spec.memory_bytes.unwrap_or(defaults.memory_bytes),
         pids: spec.pids.unwrap_or(defaults.pids),
         cpu_millis: spec.cpu_millis.or(defaults.cpu_millis),
+        cpu_weight: spec.cpu_weight.or(defaults.cpu_weight),
+        processors: spec.processors.clone().or_else(|| defaults.processors.clone()),
+        bandwidth: spec.bandwidth,
+        disk: disk(spec, defaults),
+        open_files: spec.open_files.or(defaults.open_files),
     };
     LaunchPlan {
-        limits,
         hostname,
         hosts: hosts.into_bytes(),
-        resolv_conf: b"# no network\n".to_vec(),
+        resolv_conf: crate::network::RESOLV_CONF.to_vec(),
         shm_bytes: DEFAULT_SHM_BYTES.min(limits.memory_bytes),
+        limits,
     }
+}
+
+/// Only who asks for a bound, or whose node has one, gets a disk of its own.
+fn disk(spec: &SandboxSpec, defaults: &PlannedLimits) -> Option<DiskSize> {
+    if spec.disk_bytes.is_none() && spec.inodes.is_none() {
+        return defaults.disk;
+    }
+    let usual = defaults.disk.unwrap_or(DiskSize { bytes: DEFAULT_DISK_BYTES, inodes: 0 });
+    let bytes = spec.disk_bytes.unwrap_or(usual.bytes);
+    Some(DiskSize { bytes, inodes: spec.inodes.unwrap_or(0) })
 }
 
 /// What a command starts from: the image's configuration under the sandbox's own settings.
@@ -93,6 +129,7 @@ pub fn command(
         user: user.unwrap_or_else(|| defaults.user.clone()),
         terminal: None,
         is_main: false,
+        is_held: false,
     }
 }
 
@@ -131,6 +168,23 @@ fn signal_number(text: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_is_made_for_whom_asks_or_whose_node_says_so() {
+        let none = PlannedLimits::default();
+        let node = PlannedLimits {
+            disk: Some(DiskSize { bytes: 1 << 30, inodes: 0 }),
+            ..PlannedLimits::default()
+        };
+        let plan = |spec: &SandboxSpec, node| launch(spec, node, "id").limits.disk;
+        let quiet = SandboxSpec::default();
+        assert_eq!((plan(&quiet, &none), plan(&quiet, &node)), (None, node.disk));
+        let sized = SandboxSpec { disk_bytes: Some(5 << 20), ..SandboxSpec::default() };
+        assert_eq!(plan(&sized, &node), Some(DiskSize { bytes: 5 << 20, inodes: 0 }));
+        let counted = SandboxSpec { inodes: Some(9), ..SandboxSpec::default() };
+        assert_eq!(plan(&counted, &none), Some(DiskSize { bytes: 10 << 30, inodes: 9 }));
+        assert_eq!(plan(&counted, &node), Some(DiskSize { bytes: 1 << 30, inodes: 9 }));
+    }
 
     #[test]
     fn the_request_wins_over_the_image() {

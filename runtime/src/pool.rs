@@ -5,14 +5,16 @@
 //! on blocking threads. CRASH: slots are named by number below folders of ours, so the next start finds
 //! and clears whatever is left of them.
 
+use crate::disk::{self, DiskSize, Disks};
+use crate::ids::Ids;
 use crate::plan::PlannedLimits;
 use layer::{Context, Error, ErrorKind, Result};
 use proto::meter::Counter;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use sys::cgroup::{Group, Hierarchies};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use sys::cgroup::{Bandwidth, Group, Hierarchies};
 use sys::mount::{MountFd, Recursive};
 
 /// A prepared place for one sandbox.
@@ -24,10 +26,14 @@ use sys::mount::{MountFd, Recursive};
 pub struct Slot {
     /// Its number, unique below one data directory.
     pub number: u32,
+    /// Folder of the two below, on one file system with them.
+    pub folder: PathBuf,
     /// Folder for what the sandbox writes.
     pub upper: PathBuf,
     /// Scratch folder of overlayfs.
     pub work: PathBuf,
+    /// The size of a disk of its own.
+    disk: Option<DiskSize>,
     /// The limits that its group has now.
     limits: Mutex<Option<PlannedLimits>>,
     /// OOM kills of former users.
@@ -37,8 +43,20 @@ pub struct Slot {
     is_spoiled: AtomicBool,
     /// The network namespace of the last user, for the next one.
     network: Mutex<Option<OwnedFd>>,
+    /// The user namespace of all its users, once one needed it.
+    users: OnceLock<Users>,
     /// The overlay over its folders, while nothing was written into them.
     root: Mutex<Option<Root>>,
+}
+
+/// A user namespace and the numbers of its ids on the host. Whoever had it before left nothing in it: what
+/// it counts are processes, files and sockets, and those are gone.
+#[derive(Debug)]
+pub struct Users {
+    /// The numbers.
+    pub ids: Ids,
+    /// The namespace.
+    pub namespace: OwnedFd,
 }
 
 /// An overlay over the folders of a slot. Mounting one costs more than anything else that a launch does on
@@ -53,6 +71,11 @@ struct Root {
 }
 
 impl Slot {
+    /// Name of the folder for what the sandbox writes.
+    pub const UPPER: &str = "upper";
+    /// Name of the scratch folder of overlayfs.
+    pub const WORK: &str = "work";
+
     /// OOM kills before the present user.
     pub fn oom_before(&self) -> u64 {
         self.oom_before.load(Ordering::Relaxed)
@@ -66,6 +89,16 @@ impl Slot {
     /// A network namespace to use again; the init looks whether it may.
     pub fn take_network(&self) -> Option<OwnedFd> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Its user namespace, if it has one yet.
+    pub fn users(&self) -> Option<&Users> {
+        self.users.get()
+    }
+
+    /// Gives it a user namespace for good.
+    pub fn keep_users(&self, users: Users) {
+        self.users.get_or_init(|| users);
     }
 
     /// Keeps a network namespace for the next user.
@@ -134,6 +167,7 @@ pub struct Pool {
     hierarchies: Arc<Hierarchies>,
     groups: PathBuf,
     folder: PathBuf,
+    disks: Disks,
     free: Mutex<Vec<Slot>>,
     next: AtomicU32,
     made: Counter,
@@ -145,10 +179,17 @@ const MAX_FREE: usize = 64;
 const MAX_KEPT_BYTES: u64 = 32 << 20;
 
 impl Pool {
-    /// `groups`: our group's name in every hierarchy; `folder`: where the writable layers lie.
-    pub fn new(hierarchies: Arc<Hierarchies>, groups: PathBuf, folder: PathBuf) -> Self {
+    /// `groups`: our group's name in every hierarchy; `folder`: where the writable layers lie; `templates`:
+    /// where empty disks lie.
+    pub fn new(
+        hierarchies: Arc<Hierarchies>,
+        groups: PathBuf,
+        folder: PathBuf,
+        templates: PathBuf,
+    ) -> Self {
         let (free, next) = (Mutex::new(Vec::new()), AtomicU32::new(0));
-        Self { hierarchies, groups, folder, free, next, made: Counter::default() }
+        let disks = Disks::new(templates);
+        Self { hierarchies, groups, folder, disks, free, next, made: Counter::default() }
     }
 
     /// How many slots are free, and how many were made.
@@ -168,9 +209,9 @@ impl Pool {
 
     /// A slot with these limits, for a sandbox with these layers. Blocking.
     pub fn take(&self, limits: &PlannedLimits, layers: &[PathBuf]) -> Result<Slot> {
-        let slot = match self.take_free(layers) {
+        let slot = match self.take_free(limits.disk, layers) {
             Some(slot) => slot,
-            None => self.make(self.next.fetch_add(1, Ordering::Relaxed))?,
+            None => self.make(self.next.fetch_add(1, Ordering::Relaxed), limits.disk)?,
         };
         match self.apply(&slot, limits) {
             Ok(()) => Ok(slot),
@@ -181,12 +222,15 @@ impl Pool {
         }
     }
 
-    /// The free slot that fits best: one with the overlay of these layers, or without any.
-    fn take_free(&self, layers: &[PathBuf]) -> Option<Slot> {
+    /// The free slot with such a disk that fits best: one with the overlay of these layers, or without any.
+    fn take_free(&self, disk: Option<DiskSize>, layers: &[PathBuf]) -> Option<Slot> {
         let mut free = self.lock_free();
-        let fitting = free.iter().rposition(|slot| slot.has_root_of(layers));
-        let bare = || free.iter().rposition(|slot| slot.lock_root().is_none());
-        let chosen = fitting.or_else(bare).or_else(|| free.len().checked_sub(1))?;
+        let last = |fits: &dyn Fn(&Slot) -> bool| {
+            free.iter().rposition(|slot| slot.disk == disk && fits(slot))
+        };
+        let fitting = last(&|slot| slot.has_root_of(layers));
+        let bare = || last(&|slot| slot.lock_root().is_none());
+        let chosen = fitting.or_else(bare).or_else(|| last(&|_| true))?;
         let slot = free.swap_remove(chosen);
         drop(free);
         if fitting.is_none() && slot.lock_root().is_some() {
@@ -218,24 +262,47 @@ impl Pool {
         slot
     }
 
+    /// The folder of a slot, which holds its image, too, if it has a disk.
+    pub fn home(&self, number: u32) -> PathBuf {
+        self.folder.join(Self::group_name(number))
+    }
+
     fn describe(&self, number: u32) -> Slot {
-        let folder = self.folder.join(Self::group_name(number));
+        let home = self.home(number);
+        let (folder, disk) =
+            disk::of_slot(&home).map_or((home, None), |(place, size)| (place, Some(size)));
         Slot {
             number,
-            upper: folder.join("upper"),
-            work: folder.join("work"),
+            disk,
+            upper: folder.join(Slot::UPPER),
+            work: folder.join(Slot::WORK),
+            folder,
             limits: Mutex::new(None),
             oom_before: AtomicU64::new(0),
             command_groups: AtomicU32::new(0),
             is_spoiled: AtomicBool::new(false),
             network: Mutex::new(None),
+            users: OnceLock::new(),
             root: Mutex::new(None),
         }
     }
 
-    fn make(&self, number: u32) -> Result<Slot> {
-        let slot = self.describe(number);
+    fn make(&self, number: u32, disk: Option<DiskSize>) -> Result<Slot> {
+        let made = self.try_make(number, disk);
+        if made.is_err() {
+            self.remove(number);
+        }
+        made
+    }
+
+    fn try_make(&self, number: u32, disk: Option<DiskSize>) -> Result<Slot> {
         self.group(number).create().context(|| format!("make the groups of slot {number}"))?;
+        if let Some(size) = disk {
+            let home = self.home(number);
+            make_folder(&home)?;
+            self.disks.make(&home, size)?;
+        }
+        let slot = self.describe(number);
         for folder in [&slot.upper, &slot.work] {
             make_folder(folder)?;
         }
@@ -245,22 +312,60 @@ impl Pool {
 
     fn apply(&self, slot: &Slot, limits: &PlannedLimits) -> Result<()> {
         let mut applied = slot.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = *applied;
-        if before.as_ref() == Some(limits) {
-            return Ok(());
+        let before = applied.take();
+        if before.as_ref() != Some(limits) {
+            self.set(slot.number, before.as_ref(), limits)?;
         }
-        *applied = None;
-        let group = self.group(slot.number);
-        if before.map(|limits| limits.memory_bytes) != Some(limits.memory_bytes) {
-            group.set_memory(Some(limits.memory_bytes)).context(|| "limit memory".into())?;
+        *applied = Some(limits.clone());
+        Ok(())
+    }
+
+    /// Sets what differs.
+    fn set(&self, number: u32, before: Option<&PlannedLimits>, now: &PlannedLimits) -> Result<()> {
+        let group = self.group(number);
+        if before.map(|limits| limits.memory_bytes) != Some(now.memory_bytes) {
+            group.set_memory(Some(now.memory_bytes)).context(|| "limit memory".into())?;
         }
-        if before.map(|limits| limits.pids) != Some(limits.pids) {
-            group.set_pids(Some(limits.pids)).context(|| "limit pids".into())?;
+        if before.map(|limits| limits.pids) != Some(now.pids) {
+            group.set_pids(Some(now.pids)).context(|| "limit pids".into())?;
         }
-        if before.map(|limits| limits.cpu_millis) != Some(limits.cpu_millis) {
-            group.set_cpu(limits.cpu_millis).context(|| "limit cpu".into())?;
+        if before.map(|limits| limits.cpu_millis) != Some(now.cpu_millis) {
+            group.set_cpu(now.cpu_millis).context(|| "limit cpu".into())?;
         }
-        *applied = Some(*limits);
+        // A group is made with the usual weight.
+        if before.and_then(|limits| limits.cpu_weight) != now.cpu_weight {
+            group.set_cpu_weight(now.cpu_weight).context(|| "weigh cpu".into())?;
+        }
+        if now.are_rare() || before.is_some_and(PlannedLimits::are_rare) {
+            self.set_rare(&group, now)?;
+        }
+        Ok(())
+    }
+
+    fn set_rare(&self, group: &Group<'_>, now: &PlannedLimits) -> Result<()> {
+        if now.processors.is_some() && !self.hierarchies.can_pin() {
+            return Err(Error::new(ErrorKind::Unsupported, "no cgroup controller cpuset"));
+        }
+        let is_throttled = now.bandwidth != Bandwidth::default();
+        if is_throttled && !self.hierarchies.can_throttle() {
+            let text = "no cgroup controller for the bandwidth of disks";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        group.create_rare().context(|| "make groups for rare limits".into())?;
+        if self.hierarchies.can_pin() {
+            group
+                .set_processors(now.processors.as_deref())
+                .context(|| format!("bind to processors {:?}", now.processors))?;
+        }
+        if self.hierarchies.can_throttle() {
+            let folder = std::fs::File::open(&self.folder).context(|| "open the slots".into())?;
+            let limited = sys::loop_device::disk_of(folder.as_fd())
+                .and_then(|disk| group.set_bandwidth(disk, now.bandwidth));
+            match limited {
+                Err(error) if !is_throttled => tracing::debug!(%error, "no bandwidth to free"),
+                limited => limited.context(|| "bound the bandwidth of the disk".into())?,
+            }
+        }
         Ok(())
     }
 
@@ -276,12 +381,14 @@ impl Pool {
             return;
         }
         let mut free = self.lock_free();
-        if free.len() < MAX_FREE {
-            free.push(slot);
-            return;
-        }
+        free.push(slot);
+        // The oldest goes, or disks of one size would keep all places.
+        let oldest = if free.len() > MAX_FREE { Some(free.remove(0)) } else { None };
         drop(free);
-        self.remove(slot.number);
+        if let Some(oldest) = oldest {
+            oldest.lock_root().take();
+            self.remove(oldest.number);
+        }
     }
 
     fn clean(&self, slot: &Slot) -> Result<()> {
@@ -299,7 +406,8 @@ impl Pool {
             return Ok(());
         }
         slot.lock_root().take();
-        refresh(slot)
+        refresh(slot)?;
+        disk::trim(&self.home(slot.number))
     }
 
     /// Removes a slot for good, with every process that is still in its group. Blocking.
@@ -319,7 +427,9 @@ impl Pool {
         if let Err(error) = removed {
             tracing::warn!(slot = number, %error, "a group stays behind");
         }
-        if let Err(error) = remove_folder(&self.folder.join(Self::group_name(number))) {
+        let home = self.home(number);
+        disk::unmount(&home);
+        if let Err(error) = remove_folder(&home) {
             tracing::warn!(slot = number, error = %error.chain(), "a folder stays behind");
         }
     }

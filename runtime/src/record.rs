@@ -1,6 +1,7 @@
 //! What is known of a sandbox, as the journal keeps it.
 
 use crate::backends::Handle;
+use crate::network::NetworkRecord;
 use crate::plan::CommandDefaults;
 use layer::{EnvId, LayerId, Result};
 use proto::v1;
@@ -67,6 +68,10 @@ pub enum End {
     Timeout,
     /// We were asked to end it.
     Killed,
+    /// It failed with this code while what it wrote had no room.
+    DiskFull(i32),
+    /// It ended while no runtime watched, and nobody knows how.
+    Lost,
 }
 
 impl End {
@@ -77,6 +82,8 @@ impl End {
             Self::Signal(signal) => 128 + signal,
             Self::Oom | Self::Killed => 137,
             Self::Timeout => 124,
+            Self::DiskFull(code) => code,
+            Self::Lost => 1,
         }
     }
 
@@ -89,29 +96,43 @@ impl End {
             Self::Oom => How::Oom(true),
             Self::Timeout => How::Timeout(true),
             Self::Killed => How::Killed(true),
+            Self::DiskFull(_) => How::DiskFull(true),
+            Self::Lost => How::Lost(LOST.to_owned()),
         };
         v1::End { how: Some(how) }
     }
 }
 
-/// The sandbox's own command, as far as a later runtime needs it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MainCommand {
-    /// Process id on the host.
-    pub pid: i32,
-    /// See [`Handle::process_number`].
-    pub process_number: u64,
-    /// Inode numbers of the pipes behind its output and error.
-    pub pipes: [u64; 2],
-}
+const LOST: &str = "it ended while no node watched";
 
 /// Limits as they were asked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct AskedLimits {
     pub memory_bytes: u64,
     pub cpu_millis: u32,
     pub pids: u32,
+    /// Bytes of the writable layer.
+    #[serde(default)]
+    pub writable_bytes: u64,
+    /// Inodes in it.
+    #[serde(default)]
+    pub inodes: u64,
+    /// Descriptors of one process.
+    #[serde(default)]
+    pub open_files: u32,
+    /// Bytes a second from the disk.
+    #[serde(default)]
+    pub read_bytes_per_s: u64,
+    /// Bytes a second to the disk.
+    #[serde(default)]
+    pub write_bytes_per_s: u64,
+    /// Share of processors.
+    #[serde(default)]
+    pub cpu_weight: u32,
+    /// The only processors.
+    #[serde(default)]
+    pub cpuset: String,
 }
 
 /// All that is known of a sandbox.
@@ -148,12 +169,25 @@ pub struct Record {
     /// What the environment keeps of the container image that it came from.
     #[serde(default)]
     pub image: Option<layer::Digest>,
+    /// What it reaches on the network, and what reaches it.
+    #[serde(default)]
+    pub network: NetworkRecord,
     /// How it ended.
     pub end: Option<End>,
     /// Finds the running instance.
     pub handle: Option<Handle>,
-    /// Finds its own command.
-    pub main: Option<MainCommand>,
+}
+
+impl crate::journal::Entry for Record {
+    const NAME: &'static str = "journal";
+
+    fn key(&self) -> &str {
+        &self.id
+    }
+
+    fn since(&self) -> u64 {
+        self.created_unix_ns
+    }
 }
 
 /// Version of [`Record`] that this build writes.
@@ -185,7 +219,13 @@ impl Record {
                 memory_bytes: self.limits.memory_bytes,
                 cpu_millis: self.limits.cpu_millis,
                 pids: self.limits.pids,
-                writable_bytes: 0,
+                writable_bytes: self.limits.writable_bytes,
+                inodes: self.limits.inodes,
+                open_files: self.limits.open_files,
+                read_bytes_per_s: self.limits.read_bytes_per_s,
+                write_bytes_per_s: self.limits.write_bytes_per_s,
+                cpu_weight: self.limits.cpu_weight,
+                cpuset: self.limits.cpuset.clone(),
             }),
             memory_bytes,
             argv: self.argv.clone(),
@@ -214,10 +254,10 @@ pub(crate) mod tests {
             argv: vec!["true".into()],
             defaults: CommandDefaults::default(),
             config: layer::environment::RunConfig::default(),
+            network: NetworkRecord::default(),
             image: None,
             end: Some(End::Exited(3)),
             handle: None,
-            main: None,
         }
     }
 

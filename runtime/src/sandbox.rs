@@ -5,8 +5,8 @@
 //! a time. CRASH: every change of the state is in the journal before anybody is told of it.
 
 use crate::backends::Instance;
+use crate::exec::{CommandStore, Commands};
 use crate::journal::Journal;
-use crate::logs::Log;
 use crate::plan::CommandDefaults;
 use crate::record::{End, Record, State};
 use layer::{Error, ErrorKind, Result};
@@ -26,13 +26,13 @@ const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Sandbox {
     id: String,
     record: Mutex<Record>,
-    journal: Arc<Journal>,
+    journal: Arc<Journal<Record>>,
     state: watch::Sender<State>,
     instance: Mutex<Option<Arc<dyn Instance>>>,
-    /// Output of its own command.
-    pub log: Arc<Log>,
+    /// Its commands.
+    pub commands: Arc<Commands>,
     main: Mutex<Option<Arc<OwnedFd>>>,
-    commands: watch::Sender<usize>,
+    running: watch::Sender<usize>,
     oom_kills_seen: AtomicU64,
     is_stop_asked: AtomicBool,
     /// One transition at a time.
@@ -45,26 +45,22 @@ pub struct CountedCommand(Arc<Sandbox>);
 
 impl Drop for CountedCommand {
     fn drop(&mut self) {
-        self.0.commands.send_modify(|count| *count -= 1);
+        self.0.running.send_modify(|count| *count -= 1);
     }
 }
 
 impl Sandbox {
     /// A sandbox in the state that its record says, and nothing running yet.
-    pub fn new(record: Record, journal: Arc<Journal>) -> Self {
-        let log = Arc::new(Log::default());
-        if record.state.is_over() {
-            log.close();
-        }
+    pub fn new(record: Record, journal: Arc<Journal<Record>>, store: &Arc<CommandStore>) -> Self {
         Self {
+            commands: Arc::new(Commands::new(&record.id, store)),
             id: record.id.clone(),
             state: watch::channel(record.state).0,
             record: Mutex::new(record),
             journal,
             instance: Mutex::new(None),
-            log,
             main: Mutex::new(None),
-            commands: watch::channel(0).0,
+            running: watch::channel(0).0,
             oom_kills_seen: AtomicU64::new(0),
             is_stop_asked: AtomicBool::new(false),
             turn: tokio::sync::Mutex::new(()),
@@ -114,6 +110,7 @@ impl Sandbox {
 
     /// Nothing of it needs to be known any more.
     pub fn forget(&self) -> Result<()> {
+        self.commands.forget_all();
         self.journal.forget(&self.id)
     }
 
@@ -135,8 +132,13 @@ impl Sandbox {
 
     /// Counts a command while the answer lives.
     pub fn count_command(self: &Arc<Self>) -> CountedCommand {
-        self.commands.send_modify(|count| *count += 1);
+        self.running.send_modify(|count| *count += 1);
         CountedCommand(Arc::clone(self))
+    }
+
+    /// Commands that run now.
+    pub fn running_commands(&self) -> usize {
+        *self.running.borrow()
     }
 
     /// Whether the kernel ended a process for lack of memory since this was asked last.
@@ -228,7 +230,7 @@ impl Sandbox {
             let signal = self.defaults().stop_signal;
             // It may have ended by itself.
             let _ended = sys::process::pidfd_signal(main.as_fd(), signal, Reach::Group);
-        } else if *self.commands.borrow() > 0 {
+        } else if *self.running.borrow() > 0 {
             const SIGTERM: i32 = 15;
             instance.signal_all(SIGTERM)?;
         }
@@ -236,7 +238,7 @@ impl Sandbox {
             if has_main {
                 instance.ended().await;
             } else {
-                let mut commands = self.commands.subscribe();
+                let mut commands = self.running.subscribe();
                 let _watched = commands.wait_for(|count| *count == 0).await;
             }
         };
@@ -261,6 +263,9 @@ impl Sandbox {
     pub fn final_end(&self) -> End {
         match self.lock().end {
             Some(end) => end,
+            None if self.instance().is_some_and(|instance| instance.is_stopped_for_room()) => {
+                End::DiskFull(137)
+            }
             None if !self.is_stop_asked() && self.has_new_oom_kill() => End::Oom,
             None => End::Killed,
         }

@@ -1,11 +1,11 @@
 //! The gRPC face of the node: unpacks requests, calls, packs answers. No decision is made here.
 
-use crate::logs::Piece;
 use crate::node::{Node, RuntimeConfig};
 use crate::sandbox::Sandbox;
 use crate::{exec, files, pack};
 use layer::{Error, Result};
 use proto::status::to_status;
+use proto::v1::networks_server::NetworksServer;
 use proto::v1::sandboxes_server::{Sandboxes, SandboxesServer};
 use proto::v1::{self, ExecInput, exec_input::Input};
 use std::pin::Pin;
@@ -35,7 +35,8 @@ impl Service {
 
     /// What a server adds to serve the interface.
     pub fn routes(&self) -> tonic::service::Routes {
-        let routes = tonic::service::Routes::new(SandboxesServer::new(self.clone()));
+        let routes = tonic::service::Routes::new(SandboxesServer::new(self.clone()))
+            .add_service(self.network_server());
         self.calls().measure(routes)
     }
 
@@ -79,8 +80,26 @@ impl Service {
     }
 }
 
+/// The network part of the interface as a tonic service, to be served together with others.
+impl Service {
+    /// See [`crate::network::rpc`].
+    pub fn network_server(&self) -> NetworksServer<crate::network::rpc::NetworkService> {
+        let node = Arc::clone(&self.node);
+        NetworksServer::new(crate::network::rpc::NetworkService { node })
+    }
+}
+
 fn answer(sandbox: &Sandbox) -> Result<Response<v1::Sandbox>, Status> {
     Ok(Response::new(sandbox.wire()))
+}
+
+/// What a client says while a command runs.
+async fn forward(mut incoming: Streaming<ExecInput>, inputs: mpsc::Sender<ExecInput>) {
+    while let Ok(Some(input)) = incoming.message().await {
+        if inputs.send(input).await.is_err() {
+            break;
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -176,14 +195,60 @@ impl Sandboxes for Service {
         let meters = Arc::clone(&self.node.meters);
         let outputs =
             exec::start(sandbox, start, inputs, limit, meters).await.map_err(to_status)?;
-        tokio::spawn(async move {
-            while let Ok(Some(input)) = incoming.message().await {
-                if sender.send(input).await.is_err() {
-                    break;
-                }
-            }
-        });
+        tokio::spawn(forward(incoming, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(outputs).map(Ok))))
+    }
+
+    type AttachStream = Answers<v1::ExecOutput>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<ExecInput>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut incoming = request.into_inner();
+        let Some(ExecInput { input: Some(Input::Attach(start)) }) = incoming.message().await?
+        else {
+            return Err(to_status(Error::invalid("the first input says what to attach to")));
+        };
+        let sandbox = self.find(&start.sandbox_id)?;
+        let (sender, inputs) = mpsc::channel(QUEUE);
+        let outputs = exec::attach(&sandbox, &start, inputs).map_err(to_status)?;
+        tokio::spawn(forward(incoming, sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(outputs).map(Ok))))
+    }
+
+    async fn list_commands(
+        &self,
+        request: Request<v1::ListCommandsRequest>,
+    ) -> Result<Response<v1::ListCommandsResponse>, Status> {
+        let sandbox = self.find(&request.get_ref().sandbox_id)?;
+        let commands = sandbox.commands.list().iter().map(|command| command.wire()).collect();
+        Ok(Response::new(v1::ListCommandsResponse { commands }))
+    }
+
+    async fn signal_command(
+        &self,
+        request: Request<v1::SignalCommandRequest>,
+    ) -> Result<Response<v1::Command>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.sandbox_id)?;
+        let command = sandbox.commands.find(&request.command_id).map_err(to_status)?;
+        let instance = sandbox.running_instance().await.map_err(to_status)?;
+        let reach = request.reach();
+        command.signal(&instance, request.signal, reach).await.map_err(to_status)?;
+        Ok(Response::new(command.wire()))
+    }
+
+    async fn wait_command(
+        &self,
+        request: Request<v1::WaitCommandRequest>,
+    ) -> Result<Response<v1::Command>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.sandbox_id)?;
+        let command = sandbox.commands.find(&request.command_id).map_err(to_status)?;
+        let _attached = command.attach();
+        command.wait_over().await;
+        Ok(Response::new(command.wire()))
     }
 
     type LogsStream = Answers<v1::LogChunk>;
@@ -195,24 +260,7 @@ impl Sandboxes for Service {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(async move {
-            let mut reader = sandbox.log.reader();
-            loop {
-                let piece = if request.follow { reader.next().await } else { reader.now() };
-                let chunk = match piece {
-                    None => break,
-                    Some(Piece::Data(stderr, data)) => {
-                        v1::LogChunk { stderr, data: data.to_vec(), truncated_bytes: 0 }
-                    }
-                    Some(Piece::Dropped(truncated_bytes)) => {
-                        v1::LogChunk { truncated_bytes, ..v1::LogChunk::default() }
-                    }
-                };
-                if sender.send(Ok(chunk)).await.is_err() {
-                    break;
-                }
-            }
-        });
+        tokio::spawn(exec::logs(sandbox, request.follow, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -224,7 +272,7 @@ impl Sandboxes for Service {
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        let parts = files::read(&sandbox, request.path).await.map_err(to_status)?;
+        let parts = files::read(&sandbox, request).await.map_err(to_status)?;
         let parts = ReceiverStream::new(parts).map(|part| part.map_err(to_status));
         Ok(Response::new(Box::pin(parts)))
     }
@@ -245,12 +293,18 @@ impl Sandboxes for Service {
             loop {
                 match incoming.message().await {
                     Ok(Some(v1::WriteFilePart { part: Some(Part::Data(data)) })) => {
-                        if sender.send(Ok(data)).await.is_err() {
+                        if !data.is_empty() && sender.send(Ok(data)).await.is_err() {
                             return;
                         }
                     }
                     Ok(Some(_)) => {}
-                    Ok(None) => return,
+                    Ok(None) => {
+                        // A call that its client gave up looks the same, but is dropped before it
+                        // goes on.
+                        tokio::task::yield_now().await;
+                        let _writer_left = sender.send(Ok(files::END)).await;
+                        return;
+                    }
                     Err(status) => {
                         // The writer must not take a broken upload for a finished one.
                         let broken = Err(std::io::Error::other(status.to_string()));
@@ -263,6 +317,78 @@ impl Sandboxes for Service {
         let (written, ()) = tokio::join!(files::write(&sandbox, start, receiver), feed);
         let bytes = written.map_err(to_status)?;
         Ok(Response::new(v1::WriteFileResponse { bytes }))
+    }
+
+    type ListFilesStream = Answers<v1::ListFilesResponse>;
+
+    async fn list_files(
+        &self,
+        request: Request<v1::ListFilesRequest>,
+    ) -> Result<Response<Self::ListFilesStream>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        let entries = files::list(&sandbox, request).await.map_err(to_status)?;
+        let entries = ReceiverStream::new(entries).map(|entries| entries.map_err(to_status));
+        Ok(Response::new(Box::pin(entries)))
+    }
+
+    async fn stat_file(
+        &self,
+        request: Request<v1::StatFileRequest>,
+    ) -> Result<Response<v1::FileEntry>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        Ok(Response::new(files::stat(&sandbox, request).await.map_err(to_status)?))
+    }
+
+    async fn make_directory(
+        &self,
+        request: Request<v1::MakeDirectoryRequest>,
+    ) -> Result<Response<v1::FileEntry>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        Ok(Response::new(files::make_directory(&sandbox, request).await.map_err(to_status)?))
+    }
+
+    async fn rename_file(
+        &self,
+        request: Request<v1::RenameFileRequest>,
+    ) -> Result<Response<v1::FileEntry>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        Ok(Response::new(files::rename(&sandbox, request).await.map_err(to_status)?))
+    }
+
+    async fn remove_file(
+        &self,
+        request: Request<v1::RemoveFileRequest>,
+    ) -> Result<Response<v1::RemoveFileResponse>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        let removed = files::remove(&sandbox, request).await.map_err(to_status)?;
+        Ok(Response::new(v1::RemoveFileResponse { removed }))
+    }
+
+    async fn set_file_attributes(
+        &self,
+        request: Request<v1::SetFileAttributesRequest>,
+    ) -> Result<Response<v1::FileEntry>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        Ok(Response::new(files::set_attributes(&sandbox, request).await.map_err(to_status)?))
+    }
+
+    type WatchFilesStream = Answers<v1::FileEvent>;
+
+    async fn watch_files(
+        &self,
+        request: Request<v1::WatchFilesRequest>,
+    ) -> Result<Response<Self::WatchFilesStream>, Status> {
+        let request = request.into_inner();
+        let sandbox = self.find(&request.id)?;
+        let events = self.node.watches.watch(&sandbox, request).await.map_err(to_status)?;
+        let events = ReceiverStream::new(events).map(|event| event.map_err(to_status));
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn pack_diff(

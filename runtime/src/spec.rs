@@ -1,8 +1,11 @@
 //! Requests, checked at the edge and trusted afterwards.
 
+use crate::disk;
+use crate::network::NetworkRecord;
 use layer::{Error, ErrorKind, Result};
 use proto::v1;
 use std::collections::BTreeMap;
+use sys::cgroup::Bandwidth;
 
 /// A request to create a sandbox, validated. `None` is the default of the image or the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,6 +18,18 @@ pub struct SandboxSpec {
     pub cpu_millis: Option<u32>,
     /// Most tasks.
     pub pids: Option<u32>,
+    /// Most bytes of the writable layer.
+    pub disk_bytes: Option<u64>,
+    /// Most files, folders and links in it.
+    pub inodes: Option<u64>,
+    /// Most descriptors of one process.
+    pub open_files: Option<u32>,
+    /// Bytes a second from and to the disk.
+    pub bandwidth: Bandwidth,
+    /// The share of processors when all want them.
+    pub cpu_weight: Option<u32>,
+    /// The only processors that it runs on.
+    pub processors: Option<String>,
     /// `K=V` over the image's own.
     pub env: Vec<String>,
     /// Working directory.
@@ -31,12 +46,20 @@ pub struct SandboxSpec {
     pub hostname: Option<String>,
     /// How its layers are given to the kernel.
     pub plane: v1::Plane,
+    /// What it reaches on the network, and what reaches it.
+    pub network: NetworkRecord,
 }
 
 /// The kernel refuses longer host names.
 const MAX_HOSTNAME_BYTES: usize = 63;
 /// Below this no process starts.
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
+/// With fewer no program starts.
+const MIN_OPEN_FILES: u32 = 16;
+/// The kernel's own bound.
+const MAX_CPU_WEIGHT: u32 = 10_000;
+/// The longest list of processors.
+const MAX_CPUSET_BYTES: usize = 1024;
 /// What execve(2) takes for one string.
 const MAX_STRING_BYTES: usize = 128 << 10;
 /// What execve(2) takes together, with room to spare.
@@ -61,15 +84,10 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         return Err(Error::invalid("no environment is named"));
     }
     let limits = request.limits.unwrap_or_default();
-    if limits.writable_bytes != 0 {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "a limit of the writable layer is not available on this node",
-        ));
-    }
     if limits.memory_bytes != 0 && limits.memory_bytes < MIN_MEMORY_BYTES {
         return Err(Error::invalid("a memory limit below 1 MiB"));
     }
+    rare_limits(&limits)?;
     if let Some(name) = &request.hostname {
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
         if name.is_empty() || name.len() > MAX_HOSTNAME_BYTES || !name.bytes().all(is_word) {
@@ -78,11 +96,21 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
     }
     strings(&request.argv, &request.env)?;
     let some = |number: u32| (number != 0).then_some(number);
+    let many = |number: u64| (number != 0).then_some(number);
     Ok(SandboxSpec {
         environment: request.environment,
         memory_bytes: (limits.memory_bytes != 0).then_some(limits.memory_bytes),
         cpu_millis: some(limits.cpu_millis),
         pids: some(limits.pids),
+        disk_bytes: many(limits.writable_bytes),
+        inodes: many(limits.inodes),
+        open_files: some(limits.open_files),
+        bandwidth: Bandwidth {
+            read: many(limits.read_bytes_per_s),
+            write: many(limits.write_bytes_per_s),
+        },
+        cpu_weight: some(limits.cpu_weight),
+        processors: (!limits.cpuset.is_empty()).then_some(limits.cpuset),
         env: request.env,
         cwd: request.cwd,
         user: request.user,
@@ -91,7 +119,32 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         idempotency_key: (!request.idempotency_key.is_empty()).then_some(request.idempotency_key),
         hostname: request.hostname,
         plane,
+        network: NetworkRecord::read(request.network.unwrap_or_default())?,
     })
+}
+
+fn rare_limits(limits: &v1::Limits) -> Result<()> {
+    let bytes = limits.writable_bytes;
+    if bytes != 0 && !(disk::MIN_BYTES..=disk::MAX_BYTES).contains(&bytes) {
+        return Err(Error::invalid("a disk is between 16 MiB and 16 TiB"));
+    }
+    if limits.inodes > u64::from(u32::MAX) / 2 {
+        return Err(Error::invalid("more inodes than a disk can have"));
+    }
+    if (1..MIN_OPEN_FILES).contains(&limits.open_files) {
+        return Err(Error::invalid(format!("fewer than {MIN_OPEN_FILES} open files")));
+    }
+    if limits.cpu_weight > MAX_CPU_WEIGHT {
+        return Err(Error::invalid(format!("a CPU weight is between 1 and {MAX_CPU_WEIGHT}")));
+    }
+    let is_list = |byte: u8| byte.is_ascii_digit() || byte == b',' || byte == b'-';
+    if limits.cpuset.len() > MAX_CPUSET_BYTES || !limits.cpuset.bytes().all(is_list) {
+        return Err(Error::invalid(format!(
+            "processors are listed as in 0-3,6: {:?}",
+            limits.cpuset
+        )));
+    }
+    Ok(())
 }
 
 /// Checks what will be handed to execve(2).
@@ -136,6 +189,21 @@ mod tests {
         assert_eq!(refuse(&|r| r.hostname = Some("a b".into())), ErrorKind::Invalid);
         assert_eq!(refuse(&|r| r.env = vec!["=x".into()]), ErrorKind::Invalid);
         assert_eq!(refuse(&|r| r.argv = vec!["a\0".into()]), ErrorKind::Invalid);
+        let limits: [&dyn Fn(&mut v1::Limits); 5] = [
+            &|limits| limits.writable_bytes = 1,
+            &|limits| limits.open_files = 3,
+            &|limits| limits.cpu_weight = 10_001,
+            &|limits| limits.cpuset = "0;1".into(),
+            &|limits| limits.inodes = u64::MAX,
+        ];
+        for change in limits {
+            let kind = refuse(&|request| {
+                let mut limits = v1::Limits::default();
+                change(&mut limits);
+                request.limits = Some(limits);
+            });
+            assert_eq!(kind, ErrorKind::Invalid);
+        }
         assert!(sandbox(request()).is_ok());
     }
 }

@@ -4,13 +4,18 @@
 //! Locking: one mutex over the two tables, held for look-ups only, never over a system call.
 //!
 //! CRASH: when the zygote dies, its processes live on as orphans. Waiters then follow their pidfd; the
-//! next request starts a new zygote.
+//! next request starts a new zygote. When the runtime dies, the zygote stays as long as it has children; what
+//! it leaves to the next runtime is in [`former`].
 
+pub mod former;
+
+use crate::ids::Ids;
+use former::{Former, Notes};
 use layer::{Context, Error, ErrorKind, Result};
 use prost::Message;
 use proto::launch::{
-    Configure, ENVELOPE, Exec, Failed, FromZygote, Launch, MAX_DESCRIPTORS, MAX_INLINE_BYTES,
-    MAX_REPLY_BYTES, Reply, Request, ToZygote,
+    Configure, ENVELOPE, Exec, Failed, FromZygote, Hold, Launch, MAX_DESCRIPTORS, MAX_INLINE_BYTES,
+    MAX_REPLY_BYTES, Release, Reply, Request, ToZygote, Users,
 };
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -37,12 +42,13 @@ pub struct Process {
     pub pidfd: Arc<OwnedFd>,
     exit: Option<oneshot::Receiver<Exit>>,
     told: Option<Exit>,
+    former: Option<Arc<Former>>,
 }
 
 impl Process {
     /// A process that an earlier runtime started.
-    pub fn adopted(pid: Pid, pidfd: OwnedFd) -> Self {
-        Self { pid, pidfd: Arc::new(pidfd), exit: None, told: None }
+    pub fn adopted(pid: Pid, pidfd: OwnedFd, former: Arc<Former>) -> Self {
+        Self { pid, pidfd: Arc::new(pidfd), exit: None, told: None, former: Some(former) }
     }
 
     /// Ends it, should it live.
@@ -61,7 +67,7 @@ impl Process {
         }
         match self.told {
             Some(exit) => Some(exit),
-            None => wait_by_pidfd(self.pid, &self.pidfd).await,
+            None => wait_by_pidfd(self.pid, &self.pidfd, self.former.as_deref()).await,
         }
     }
 }
@@ -77,7 +83,7 @@ pub fn watch<T: AsRawFd>(fd: T) -> std::io::Result<AsyncFd<T>> {
 }
 
 /// For a process whose parent is not ours.
-async fn wait_by_pidfd(pid: Pid, pidfd: &OwnedFd) -> Option<Exit> {
+async fn wait_by_pidfd(pid: Pid, pidfd: &OwnedFd, former: Option<&Former>) -> Option<Exit> {
     let copy = pidfd.try_clone().ok()?;
     let ended = watch(copy).ok()?;
     let _ready = ended.readable().await.ok()?;
@@ -91,7 +97,8 @@ async fn wait_by_pidfd(pid: Pid, pidfd: &OwnedFd) -> Option<Exit> {
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    None
+    let number = sys::process::pidfd_number(pidfd.as_fd()).ok()?;
+    former.and_then(|former| former.exit_of(number))
 }
 
 /// An answer and its descriptors.
@@ -161,10 +168,29 @@ pub enum CommandStart {
     Refused(i32, String),
 }
 
+/// The process that a request is about, when it is as asked for.
+async fn until_ready(mut answers: mpsc::UnboundedReceiver<Answer>) -> Result<Process> {
+    // The zygote and the new process send on their own, so either may be heard first.
+    let (mut process, mut is_ready) = (None, false);
+    while let Some(answer) = answers.recv().await {
+        match answer.reply {
+            Reply::Launched(_) => process = answer.process,
+            Reply::Ready(_) => is_ready = true,
+            Reply::Failed(failed) => return Err(of_failed(failed)),
+            _ => return Err(unexpected("launch")),
+        }
+        if is_ready && let Some(process) = process.take() {
+            return Ok(process);
+        }
+    }
+    Err(lost())
+}
+
 impl Zygote {
     /// Starts a zygote and configures it. `descriptors`: our group in each version 1 hierarchy, then, if
-    /// `version_2`, in the version 2 one.
+    /// `version_2`, in the version 2 one. `folder`: where zygotes have their files of ends.
     pub async fn start(
+        folder: &Path,
         descriptors: &[OwnedFd],
         version_2: bool,
         seccomp: Vec<u8>,
@@ -175,9 +201,11 @@ impl Zygote {
         let program = sys::memory::sealed_memfd("lamella", GUEST)
             .context(|| "memory file for the zygote".into())?;
         let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-        let mut child = spawn(Path::new(&path), theirs.into_fd())
+        let notes = Notes::create(folder)?;
+        let child = spawn(Path::new(&path), theirs.into_fd())
             .context(|| "start the zygote from a sealed memory file".into())?;
-        tokio::task::spawn_blocking(move || child.wait());
+        notes.name(child.id() as Pid)?;
+        reap_late(child.id() as Pid)?;
         let socket = watch(ours.into_fd()).context(|| "watch the zygote".into())?;
         let zygote = Arc::new(Self {
             socket,
@@ -186,7 +214,8 @@ impl Zygote {
         });
         let version_1 = descriptors.len() - usize::from(version_2);
         let configure = Configure { version_1: version_1 as u32, version_2, seccomp };
-        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let ours = descriptors.iter().map(AsFd::as_fd);
+        let borrowed: Vec<_> = std::iter::once(notes.file.as_fd()).chain(ours).collect();
         zygote.send(Request::Configure(configure), &borrowed).await?;
         let first = tokio::time::timeout(START_DEADLINE, zygote.receive())
             .await
@@ -203,7 +232,18 @@ impl Zygote {
         self.lock().is_lost
     }
 
-    /// Lets the zygote end, and with it the task that listens to it. Its processes live on.
+    /// Has it hold the outer end of a command's terminal until [`Zygote::release`].
+    pub async fn hold(&self, pid: Pid, terminal: BorrowedFd<'_>) -> Result<()> {
+        self.send(Request::Hold(Hold { pid }), &[terminal]).await
+    }
+
+    /// Has it let go of all streams of a command.
+    pub async fn release(&self, pid: Pid, number: u64) -> Result<()> {
+        self.send(Request::Release(Release { pid, number }), &[]).await
+    }
+
+    /// Lets the zygote end, and with it the task that listens to it. Its processes live on, and it stays to
+    /// reap them.
     pub fn close(&self) {
         let copy = self.socket.get_ref().try_clone().map(std::os::unix::net::UnixStream::from);
         let closed = copy.and_then(|socket| socket.shutdown(std::net::Shutdown::Both));
@@ -212,34 +252,36 @@ impl Zygote {
         }
     }
 
-    /// Makes a sandbox; answers when commands can run in it.
+    /// Makes a sandbox; answers when commands can run in it. `users`: its user namespace, if
+    /// `launch.first_id` is set.
     pub async fn launch(
         &self,
         mut launch: Launch,
         root: BorrowedFd<'_>,
+        users: Option<BorrowedFd<'_>>,
         network: Option<BorrowedFd<'_>>,
     ) -> Result<Process> {
-        let (number, mut answers) = self.register();
+        let (number, answers) = self.register();
         launch.request = number;
         launch.has_network = network.is_some();
         let mut descriptors = vec![root];
+        descriptors.extend(users);
         descriptors.extend(network);
         let _forget = Forget { zygote: self, number };
         self.send(Request::Launch(launch), &descriptors).await?;
-        // The zygote and the new process send on their own, so either may be heard first.
-        let (mut init, mut is_ready) = (None, false);
-        while let Some(answer) = answers.recv().await {
-            match answer.reply {
-                Reply::Launched(_) => init = answer.process,
-                Reply::Ready(_) => is_ready = true,
-                Reply::Failed(failed) => return Err(of_failed(failed)),
-                _ => return Err(unexpected("launch")),
-            }
-            if is_ready && let Some(init) = init.take() {
-                return Ok(init);
-            }
-        }
-        Err(lost())
+        until_ready(answers).await
+    }
+
+    /// Makes a user namespace with these ids.
+    pub async fn users(&self, ids: Ids) -> Result<OwnedFd> {
+        let (number, answers) = self.register();
+        let _forget = Forget { zygote: self, number };
+        let users = Users { request: number, owner: ids.first() };
+        self.send(Request::Users(users), &[]).await?;
+        let holder = until_ready(answers).await?;
+        let namespace = ids.map().give_to(holder.pid).context(|| "map users".into());
+        holder.end_unwanted();
+        namespace
     }
 
     /// Runs a command in the sandbox of this init. `streams` are empty for a terminal.
@@ -367,7 +409,8 @@ impl Zygote {
             let (sender, receiver) = oneshot::channel();
             tables.processes.insert(started.pid, (sender, number));
             let (pid, pidfd) = (started.pid, Arc::new(pidfd));
-            process = Some(Process { pid, pidfd, exit: Some(receiver), told: None });
+            let exit = Some(receiver);
+            process = Some(Process { pid, pidfd, exit, told: None, former: None });
         }
         let Some(waiter) = tables.requests.get(&number) else {
             drop(tables);
@@ -412,6 +455,17 @@ impl Drop for Forget<'_> {
     }
 }
 
+/// Reaps a zygote whenever it ends; also one of this process under an earlier program (exec).
+pub fn reap_late(pid: Pid) -> Result<()> {
+    let pidfd = sys::process::pidfd_open(pid).context(|| "look at the zygote".into())?;
+    let ended = watch(pidfd).context(|| "watch the zygote".into())?;
+    tokio::spawn(async move {
+        let _ready = ended.readable().await;
+        sys::process::reap_child(ended.get_ref().as_fd());
+    });
+    Ok(())
+}
+
 fn spawn(program: &Path, socket: OwnedFd) -> std::io::Result<std::process::Child> {
     use std::os::unix::process::CommandExt;
     std::process::Command::new(program)
@@ -444,6 +498,11 @@ async fn read_answers(zygote: Arc<Zygote>) {
 }
 
 fn of_failed(failed: Failed) -> Error {
+    const EAGAIN: i32 = 11;
+    if failed.errno == EAGAIN && failed.step.starts_with("clone3") {
+        let text = "the sandbox is at its limit of processes; --pids gives more";
+        return Error::new(ErrorKind::NoSpace, text);
+    }
     let error = std::io::Error::from_raw_os_error(failed.errno);
     Error::new(ErrorKind::of_io(&error), failed.step)
 }

@@ -14,6 +14,7 @@ pub mod fanotify;
 pub mod file;
 pub mod footprint;
 pub mod identity;
+pub mod inotify;
 pub mod lease;
 pub mod loop_device;
 pub mod mapping;
@@ -87,6 +88,11 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Resul
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// How many bytes a pipe or a terminal has for its reader now.
+pub fn bytes_to_read(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(rustix::io::ioctl_fionread(fd)?)
 }
 
 /// A path as the C string that a system call takes. `InvalidInput` when it holds a zero byte.

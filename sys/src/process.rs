@@ -218,6 +218,19 @@ pub fn reap_any() -> io::Result<Option<(Pid, Exit)>> {
     }
 }
 
+/// Reaps a child of the caller that has ended; does nothing for any other process.
+pub fn reap_child(pidfd: BorrowedFd<'_>) {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    let _no_child_of_ours = waitid(WaitId::PidFd(pidfd), options);
+}
+
+/// A copy of descriptor `number` of the process behind a pidfd (`pidfd_getfd`). Needs the right to trace it.
+pub fn descriptor_of(pidfd: BorrowedFd<'_>, number: i32) -> io::Result<OwnedFd> {
+    use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
+}
+
 /// The exit of a process that somebody else reaped (Linux 6.15). `None`: it lives, is not reaped yet,
 /// or the kernel does not tell.
 pub fn pidfd_exit(pidfd: BorrowedFd<'_>) -> Option<Exit> {

@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 /// Both ends of a new terminal.
 #[derive(Debug)]
@@ -33,6 +33,24 @@ pub fn open(path: &std::path::Path) -> io::Result<Pair> {
 pub fn resize(terminal: BorrowedFd<'_>, rows: u16, columns: u16) -> io::Result<()> {
     let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}
+
+/// Which terminal of its file system a master belongs to; tells two masters apart, whose inode is one.
+pub fn index(master: BorrowedFd<'_>) -> io::Result<u32> {
+    const TIOCGPTN: libc::c_ulong = 0x8004_5430;
+    let mut index: libc::c_uint = 0;
+    // SAFETY: the request stores one unsigned integer, which outlives the call.
+    let result = unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTN, &raw mut index) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(index) }
+}
+
+/// The character that ends the input of whoever reads lines from the terminal; none while it is read
+/// raw.
+pub fn end_of_file(terminal: BorrowedFd<'_>) -> io::Result<Option<u8>> {
+    use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
+    let settings = tcgetattr(terminal)?;
+    let by_lines = settings.local_modes.contains(LocalModes::ICANON);
+    Ok(by_lines.then(|| settings.special_codes[SpecialCodeIndex::VEOF]))
 }
 
 /// Makes the terminal the controlling one of the session that the caller leads.

@@ -118,7 +118,11 @@ async fn a_command_that_is_stopped_at_its_birth_shows_nothing_and_ends_by_its_ti
                 done; done";
     let hunting = client.exec(command(&id, &["sh", "-c", hunt]));
     let tried = async {
-        let ready = || ReadFileRequest { id: id.clone(), path: "/tmp/ready".into() };
+        let ready = || ReadFileRequest {
+            id: id.clone(),
+            path: "/tmp/ready".into(),
+            ..ReadFileRequest::default()
+        };
         while client.inner.clone().read_file(ready()).await?.into_inner().message().await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

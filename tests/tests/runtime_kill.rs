@@ -2,47 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod node_process;
 mod runtime_world;
 
-use anyhow::{Context, Result};
-use proto::v1::sandboxes_client::SandboxesClient;
+use anyhow::Result;
+use node_process::start;
 use proto::v1::*;
-use runtime_world::{Client, World, how};
-use std::io::BufRead;
-use std::process::{Child, Command, Stdio};
+use runtime_world::{World, how};
+use std::process::Command;
 use std::time::{Duration, Instant};
-
-struct Node(Child);
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-async fn start(world: &World) -> Result<(Node, Client)> {
-    std::fs::create_dir_all(world.data())?;
-    let mut child = Command::new(env!("CARGO_BIN_EXE_runtime-process"))
-        .arg(world.data())
-        .arg(world.image())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let stdout = child.stdout.take().context("its output")?;
-    let node = Node(child);
-    let mut line = String::new();
-    std::io::BufReader::new(stdout).read_line(&mut line)?;
-    anyhow::ensure!(line == "ready\n", "the runtime did not start");
-    let socket = world.data().join("runtime.sock");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        match proto::connect::unix(&socket).await {
-            Ok(channel) => return Ok((node, Client { inner: SandboxesClient::new(channel) })),
-            Err(error) if Instant::now() > deadline => return Err(error.into()),
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_living_sandbox_is_adopted_with_its_command_and_its_log() -> Result<()> {
@@ -157,19 +125,6 @@ async fn kills_at_any_moment_leak_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The zygote of a runtime.
-fn zygote_of(node: &Node) -> Result<u32> {
-    let parent = format!("PPid:\t{}", node.0.id());
-    for entry in std::fs::read_dir("/proc")?.flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        if status.contains("lamella-zygote") && status.lines().any(|line| line == parent) {
-            return Ok(pid);
-        }
-    }
-    anyhow::bail!("no zygote")
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_zygote_is_replaced_and_its_commands_are_not_lost() -> Result<()> {
     let world = World::new()?;
@@ -183,7 +138,7 @@ async fn a_dead_zygote_is_replaced_and_its_commands_are_not_lost() -> Result<()>
     });
     client.shell(&id, "while test ! -e /up; do sleep 0.05; done").await?;
     for _ in 0..3 {
-        Command::new("kill").args(["-9", &zygote_of(&node)?.to_string()]).status()?;
+        Command::new("kill").args(["-9", &node.zygote()?.to_string()]).status()?;
         // The first request may still meet the dead one.
         let deadline = Instant::now() + Duration::from_secs(30);
         while let Err(error) = client.shell(&id, "echo again").await {

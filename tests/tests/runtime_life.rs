@@ -138,7 +138,11 @@ async fn bad_requests_are_told_and_leave_nothing() -> Result<()> {
 }
 
 async fn read(client: &Client, id: &str, path: &str) -> Result<(FileHeader, Vec<u8>)> {
-    let request = ReadFileRequest { id: id.into(), path: path.into() };
+    let request = ReadFileRequest {
+        id: id.into(),
+        path: path.into(),
+        ..ReadFileRequest::default()
+    };
     let mut chunks = client.inner.clone().read_file(request).await?.into_inner();
     let (mut header, mut bytes) = (None, Vec::new());
     while let Some(chunk) = chunks.next().await {
@@ -167,6 +171,7 @@ fn target(id: &str, path: &str) -> WriteFileStart {
         uid: 1000,
         gid: 77,
         untar: false,
+        ..WriteFileStart::default()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Attachment, Named, Spec, plane};
 use crate::node::options::FsdOptions;
+use crate::node::sandbox_options::SandboxOptions;
 use crate::quantity;
 use clap::{Args, Subcommand};
 use fsd::PlaneKind;
@@ -18,6 +19,8 @@ pub struct Up {
     pub ephemeral: bool,
     #[command(flatten)]
     pub fsd: FsdOptions,
+    #[command(flatten)]
+    pub sandboxes: SandboxOptions,
 }
 
 /// `pin`
@@ -76,7 +79,7 @@ pub struct Prefetch {
 #[derive(Debug, Subcommand)]
 pub enum Profile {
     /// Run a command in a new sandbox and record what it touches; without one, record until `stop`
-    Record(ProfileRecord),
+    Record(Box<ProfileRecord>),
     /// End a recording and keep it
     Stop(ProfileStop),
     /// Show what was touched, layer by layer

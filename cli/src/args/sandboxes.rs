@@ -65,6 +65,26 @@ pub struct Spec {
     /// Bound what may be written, for example 2G
     #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
     pub disk: Option<u64>,
+    /// Bound the files, folders and links that may be made
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub inodes: Option<u64>,
+    /// Bound the descriptors of each process [default: 65536]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(16..))]
+    pub open_files: Option<u32>,
+    /// Bound what is read from the node's disk, in bytes a second, for example 20M
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    pub disk_read: Option<u64>,
+    /// Bound what is written to it; with cgroup version 1 only what is synced or bypasses the cache
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    pub disk_write: Option<u64>,
+    /// Its share of processors when all want them, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10_000))]
+    pub cpu_weight: Option<u32>,
+    /// The only processors that it runs on, for example 0-3,6
+    #[arg(long, value_name = "LIST")]
+    pub cpuset: Option<String>,
+    #[command(flatten)]
+    pub network: super::NetworkSpec,
     /// Label the sandbox
     #[arg(short, long = "label", value_name = "K=V", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -110,6 +130,15 @@ pub struct Exec {
     pub attachment: Attachment,
     #[command(flatten)]
     pub process: Process,
+    /// Leave it running and print its id; `attach`, `tail`, `signal` and `wait` take the id
+    #[arg(short, long)]
+    pub background: bool,
+    /// How much of its output a command in the background keeps, the newest [default: 16M, the most]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes, requires = "background")]
+    pub keep: Option<u64>,
+    /// Cut output beyond this
+    #[arg(long, value_name = "SIZE", value_parser = quantity::bytes)]
+    pub output_limit: Option<u64>,
     /// Kill the command and all it started after this time, for example 30s
     #[arg(long, value_name = "TIME", value_parser = quantity::duration)]
     pub timeout: Option<Duration>,

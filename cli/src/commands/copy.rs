@@ -90,7 +90,11 @@ async fn read_header(
     id: &str,
     path: &str,
 ) -> Outcome<(FileHeader, Streaming<FileChunk>)> {
-    let request = ReadFileRequest { id: id.to_owned(), path: path.to_owned() };
+    let request = ReadFileRequest {
+        id: id.to_owned(),
+        path: path.to_owned(),
+        ..ReadFileRequest::default()
+    };
     let mut stream = client.read_file(request).await.remedy(lost_sandbox)?.into_inner();
     match stream.message().await?.and_then(|chunk| chunk.part) {
         Some(file_chunk::Part::Header(header)) => Ok((header, stream)),
@@ -227,6 +231,7 @@ async fn upload(
         uid: 0,
         gid: 0,
         untar: metadata.is_dir(),
+        ..WriteFileStart::default()
     };
     let first = WriteFilePart { part: Some(write_file_part::Part::Start(start)) };
     // The receiver lives: a fresh channel takes its first message.

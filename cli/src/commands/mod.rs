@@ -4,17 +4,20 @@ mod bench;
 mod build;
 mod cache;
 mod check;
+mod commands;
 mod compose;
 mod containerd;
 mod copy;
 mod diff;
 mod doctor;
 mod exec;
+mod files;
 mod gc;
 mod images;
 mod materialise;
 mod mend;
 mod mount;
+mod network;
 mod node;
 mod oci;
 mod overlay_view;
@@ -80,6 +83,12 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Run(args) => run::run(&scene, args).await,
         Action::Create(args) => sandboxes::create(&scene, args).await,
         Action::Exec(args) => exec::exec(&scene, args).await,
+        Action::Commands(args) => commands::commands(&scene, args).await,
+        Action::Attach(args) => commands::attach(&scene, args).await,
+        Action::Tail(args) => commands::tail(&scene, args).await,
+        Action::Signal(args) => commands::signal(&scene, args).await,
+        Action::Wait(args) => commands::wait(&scene, args).await,
+        Action::Files(args) => files::files(&scene, args).await,
         Action::Cp(args) => copy::copy(&scene, &args).await,
         Action::Ps(args) => sandboxes::ps(&scene, &args).await,
         Action::Logs(args) => sandboxes::logs(&scene, &args).await,
@@ -87,6 +96,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Rm(args) => sandboxes::rm(&scene, &args).await,
         Action::Pause(args) => sandboxes::pause(&scene, &args).await,
         Action::Resume(args) => sandboxes::resume(&scene, &args).await,
+        Action::Net(args) => network::net(&scene, args).await,
         Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
         Action::Prefetch(args) => profile::prefetch(&scene, &args).await,
         Action::Profile(action) => profile::profile(&scene, action).await,

@@ -35,7 +35,7 @@ pub async fn up(scene: &Scene, args: &Up) -> Outcome {
         (true, false) => Mode::Background,
         (true, true) => Mode::Ephemeral,
     };
-    server::run(&scene.settings, scene.out, mode, &args.fsd).await
+    server::run(&scene.settings, scene.out, mode, &args.fsd, &args.sandboxes).await
 }
 
 #[derive(Debug, Serialize)]

@@ -35,6 +35,12 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
             cpu_millis: spec.cpus.unwrap_or(0),
             pids: spec.pids.unwrap_or(0),
             writable_bytes: spec.disk.unwrap_or(0),
+            inodes: spec.inodes.unwrap_or(0),
+            open_files: spec.open_files.unwrap_or(0),
+            read_bytes_per_s: spec.disk_read.unwrap_or(0),
+            write_bytes_per_s: spec.disk_write.unwrap_or(0),
+            cpu_weight: spec.cpu_weight.unwrap_or(0),
+            cpuset: spec.cpuset.clone().unwrap_or_default(),
         }),
         env: spec.process.env.clone(),
         cwd: spec.process.cwd.clone(),
@@ -44,6 +50,7 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         idempotency_key: String::new(),
         hostname: spec.hostname.clone(),
         plane: wire_plane(spec.plane).into(),
+        network: Some(super::network::policy(&spec.network)?),
     })
 }
 
@@ -117,7 +124,8 @@ fn lower(name: &str, prefix: &str) -> String {
     name.strip_prefix(prefix).unwrap_or(name).to_ascii_lowercase()
 }
 
-fn show_end(end: &End) -> String {
+/// One word, or two.
+pub fn show_end(end: &End) -> String {
     match &end.how {
         Some(end::How::Exited(code)) => format!("exited({code})"),
         Some(end::How::Signal(number)) => format!("signal({number})"),

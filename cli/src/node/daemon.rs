@@ -78,6 +78,8 @@ impl Process {
         let mut command = own_command(settings, "fsd");
         command.args(options.words());
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+        // The node serves them for both.
+        command.env_remove("LAMELLA_METRICS");
         command.stderr(stray_output(&settings.run("fsd.log"))?);
         let child = command.spawn().context(|| "start fsd".to_owned())?;
         Self::of(child.id(), Some(child))

@@ -72,7 +72,7 @@ impl FsdOptions {
         self.require_signature.clone().or(usual).map(|place| TrustedKeys::load(&place)).transpose()
     }
 
-    /// The same settings as words of a command line.
+    /// The same settings as words of a command line, but for what the node does itself: metrics.
     pub fn words(&self) -> Vec<OsString> {
         let sizes = [
             ("--cache-size", self.cache_size),
@@ -83,12 +83,10 @@ impl FsdOptions {
         let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name, size?.to_string())));
         let deadline = self.full_disk_deadline.map(|time| format!("{}ms", time.as_millis()));
         let deadline = deadline.map(|time| ("--full-disk-deadline", time));
-        let metrics = self.metrics.map(|address| ("--metrics", address.to_string()));
         let keys = self.require_signature.clone().map(|keys| ("--require-signature", keys));
         let plane = self.plane.map(|plane| ("--plane", plane.to_string()));
         let mut words: Vec<OsString> = sizes
             .chain(deadline)
-            .chain(metrics)
             .chain(plane)
             .chain(keys)
             .flat_map(|(name, value)| [name.into(), value.into()])
@@ -138,7 +136,7 @@ mod tests {
     #[test]
     fn what_up_is_told_reaches_the_daemon() {
         let line = "x --cache-size 10G --cache-low 8G --full-disk-deadline 250ms --verify-metadata \
-                    --metrics 127.0.0.1:9464 --plane fuse --prefetch-rate 50M --require-signature /keys";
+                    --plane fuse --prefetch-rate 50M --require-signature /keys";
         let Line { options } = Line::parse_from(line.split_whitespace());
         let words = std::iter::once(OsString::from("x")).chain(options.words());
         let mut config = fsd::FsdConfig::new("/d", "/s");
@@ -148,7 +146,7 @@ mod tests {
         let limit = config.cache_limit.unwrap();
         assert_eq!((limit.high_bytes, limit.low_bytes), (10 << 30, 8 << 30));
         assert_eq!(config.full_disk_deadline, Duration::from_millis(250));
-        assert!(config.verify_metadata && config.metrics.is_some());
+        assert!(config.verify_metadata);
         assert_eq!(config.plane, Some(PlaneKind::Fuse));
         assert_eq!((config.cache_reserve_bytes, config.prefetch_rate), (64 << 20, 50 << 20));
     }

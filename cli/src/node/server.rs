@@ -22,9 +22,10 @@ use crate::node::leases::NodeLeases;
 use crate::node::lock::{self, Exclusive};
 use crate::node::options::FsdOptions;
 use crate::node::reserve::Reserve;
+use crate::node::sandbox_options::SandboxOptions;
 use crate::node::start::Announcement;
 use crate::node::upgrade;
-use crate::node::{log, owners};
+use crate::node::{log, metrics, owners};
 use crate::output::{Output, write_out};
 use crate::settings::Settings;
 use layer::layer_file::LayerFile;
@@ -33,6 +34,7 @@ use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
 use proto::v1::ListRequest;
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::sandboxes_client::SandboxesClient;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +62,13 @@ pub enum Mode {
 }
 
 /// Runs a node until it is told to end.
-pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOptions) -> Outcome {
+pub async fn run(
+    settings: &Settings,
+    out: Output,
+    mode: Mode,
+    options: &FsdOptions,
+    sandboxes: &SandboxOptions,
+) -> Outcome {
     if let Err(failure) = options.check() {
         if mode != Mode::Foreground {
             _ = announce(&failed(&failure));
@@ -91,7 +99,7 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOpti
         }
     };
     let up = match reserve.check() {
-        Ok(()) => Node::start(settings, out, options).await,
+        Ok(()) => Node::start(settings, out, options, sandboxes).await,
         Err(error) => Err(error.into()),
     };
     let node = match up {
@@ -106,7 +114,7 @@ pub async fn run(settings: &Settings, out: Output, mode: Mode, options: &FsdOpti
         }
     };
     reserve.take();
-    match node.serve(settings, out, mode).await? {
+    match node.serve(settings, out, mode, options.metrics).await? {
         None => drop(node_lock),
         Some(program) => {
             node_lock.keep_to_the_end();
@@ -139,7 +147,7 @@ struct Node {
     daemon: Daemon,
     runtime: runtime::Service,
     leases: NodeLeases,
-    _images: imaged::Service,
+    images: imaged::Service,
 }
 
 /// One set of routes of two. Both answer what they do not know in the same way.
@@ -148,7 +156,12 @@ fn merge(one: Routes, two: Routes) -> Routes {
 }
 
 impl Node {
-    async fn start(settings: &Settings, out: Output, options: &FsdOptions) -> Outcome<Self> {
+    async fn start(
+        settings: &Settings,
+        out: Output,
+        options: &FsdOptions,
+        of_sandboxes: &SandboxOptions,
+    ) -> Outcome<Self> {
         let catalog = embed::lock_catalog(settings, out, || false).await?;
         let catalog =
             catalog.ok_or_else(|| Error::new(ErrorKind::Internal, "the catalog's lock"))?;
@@ -161,7 +174,7 @@ impl Node {
         let daemon = Daemon::start(settings, options).await?;
         let leases = NodeLeases::new(images.clone(), settings.data());
         let trust = trusted.map(Trust::new);
-        let runtime = match open_runtime(settings, &images, &leases, store, trust).await {
+        let runtime = match open_runtime(settings, of_sandboxes, &images, &leases, store, trust).await {
             Ok(runtime) => runtime,
             Err(error) => {
                 daemon.finish().await?;
@@ -170,17 +183,27 @@ impl Node {
         };
         let sandboxes = proto::connect::in_process(runtime.routes()).await?;
         let routes = merge(images.routes(), runtime.routes());
-        Ok(Self { routes, sandboxes, daemon, runtime, leases, _images: images })
+        Ok(Self { routes, sandboxes, daemon, runtime, leases, images })
     }
 
     /// Answers the program that the node has to become, if it has to.
-    async fn serve(self, settings: &Settings, out: Output, mode: Mode) -> Outcome<Option<PathBuf>> {
+    async fn serve(
+        self,
+        settings: &Settings,
+        out: Output,
+        mode: Mode,
+        metrics_at: Option<SocketAddr>,
+    ) -> Outcome<Option<PathBuf>> {
         let listen = |kind| signal(kind).map_err(|error| Error::io("listen for signals", error));
         let mut terminate = listen(SignalKind::terminate())?;
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut upgrade = listen(SignalKind::user_defined2())?;
         let upkeep = tokio::spawn(collect_owners(settings.clone(), self.sandboxes.clone()));
         let layerfs = proto::connect::unix_lazy(&settings.fsd_socket());
+        if let Some(address) = metrics_at {
+            let (images, runtime) = (self.images.clone(), self.runtime.clone());
+            metrics::serve(address, images, runtime, layerfs.clone());
+        }
         let leases = tokio::spawn(self.leases.clone().keep(layerfs));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (socket, routes) = (settings.node_socket(), self.routes.clone());
@@ -281,6 +304,7 @@ impl runtime::Names for PublishedNames {
 
 async fn open_runtime(
     settings: &Settings,
+    options: &SandboxOptions,
     images: &imaged::Service,
     leases: &NodeLeases,
     store: Arc<Store>,
@@ -298,6 +322,7 @@ async fn open_runtime(
         trust,
     }));
     config.layer_files = Some(Arc::new(StoredLayers(store)));
+    options.apply(&mut config);
     runtime::Service::open(config).await
 }
 

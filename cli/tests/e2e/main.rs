@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod commands;
 mod containerd;
 mod direct;
 #[path = "../../../store/tests/places/double.rs"]
@@ -11,7 +12,9 @@ mod double;
 #[path = "../../../store/tests/places/folder.rs"]
 mod folder;
 mod full_disk;
+mod metrics;
 mod mounts;
+mod network;
 mod oci;
 mod planes;
 #[path = "../../../tests/tests/oci_world/registry.rs"]

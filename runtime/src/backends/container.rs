@@ -3,32 +3,56 @@
 //! Locking: a read-write lock over which zygote is in use, held across its restart only.
 //! CRASH: an instance is its init and the group of its slot; both are found by number.
 
+use super::groups::{CommandGroups, CommandTree};
 use super::{Backend, Command, Handle, Instance, Started, Tree};
 use crate::compose;
+use crate::disk;
+use crate::ids::Ids;
 use crate::plan::LaunchPlan;
-use crate::pool::{Pool, Slot};
+use crate::pool::{Pool, Slot, Users};
+use crate::room::Written;
+use crate::zygote::former::Former;
 use crate::zygote::{CommandStart, Process, Zygote};
 use async_trait::async_trait;
 use layer::{Context, Error, ErrorKind, Result};
 use proto::launch::{Exec, Launch};
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use sys::cgroup::Hierarchies;
+use sys::mount::MountFd;
 use tokio::sync::{RwLock, watch};
+
+/// Beside the folder of writable layers: what zygotes leave to later runtimes.
+const ZYGOTES: &str = "zygotes";
 
 /// Where the backend keeps what it makes.
 #[derive(Debug, Clone)]
 pub struct ContainerConfig {
     /// Folder of writable layers.
     pub slots: PathBuf,
+    /// Folder of empty disks, one of each size that was asked for.
+    pub templates: PathBuf,
     /// Folder of the empty places under all layers.
     pub skeleton: PathBuf,
     /// Name of our group in every hierarchy.
     pub groups: PathBuf,
+    /// Whether sandboxes have users of their own.
+    pub users: UserNamespaces,
+}
+
+/// Whether sandboxes have users of their own, so that their root is not root of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UserNamespaces {
+    /// All have, where kernel and file system can do it.
+    #[default]
+    Auto,
+    /// All have, or the node does not start.
+    Required,
+    /// None has.
+    Off,
 }
 
 /// The backend.
@@ -45,6 +69,9 @@ struct Shared {
     filter: Vec<u8>,
     boot: String,
     zygote: RwLock<Option<Arc<Zygote>>>,
+    former: Arc<Former>,
+    /// Where ranges of users begin; none: sandboxes have no users of their own.
+    users: Option<u64>,
 }
 
 impl Container {
@@ -70,17 +97,39 @@ impl Container {
         compose::make_skeleton(&config.skeleton)?;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .context(|| "read the boot id".into())?;
-        let pool = Pool::new(Arc::clone(&hierarchies), config.groups.clone(), config.slots.clone());
-        let shared = Shared {
+        let former = Arc::new(Former::open(&config.slots.with_file_name(ZYGOTES))?);
+        // Few sandboxes are in these, so the kernel may lack them.
+        let _rare = ours.create_rare();
+        let (groups, slots) = (config.groups.clone(), config.slots.clone());
+        let pool = Pool::new(Arc::clone(&hierarchies), groups, slots, config.templates.clone());
+        let seed = crate::node::name_hash(&config.groups);
+        let mut shared = Shared {
             config,
+            users: None,
             hierarchies,
             pool,
             filter: sys::seccomp::Filter::sandbox().to_bytes(),
             boot: boot.trim().to_owned(),
             zygote: RwLock::new(None),
+            former,
         };
         shared.zygote().await?;
+        if shared.config.users != UserNamespaces::Off {
+            match shared.try_users(seed).await {
+                Ok(()) => shared.users = Some(seed),
+                Err(error) if shared.config.users == UserNamespaces::Required => return Err(error),
+                Err(error) => {
+                    let error = error.chain();
+                    tracing::warn!(%error, "root of a sandbox is root of the host to the kernel");
+                }
+            }
+        }
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What the zygotes of earlier runtimes left.
+    pub fn former(&self) -> &Arc<Former> {
+        &self.shared.former
     }
 
     /// Keeps nothing mounted on these layers but what living sandboxes use.
@@ -126,40 +175,92 @@ impl Shared {
             let opened = sys::cgroup::open_directory(&folder);
             descriptors.push(opened.context(|| format!("open {}", folder.display()))?);
         }
-        let zygote = Zygote::start(&descriptors, version_2.is_some(), self.filter.clone()).await?;
+        let zygotes = self.config.slots.with_file_name(ZYGOTES);
+        let zygote =
+            Zygote::start(&zygotes, &descriptors, version_2.is_some(), self.filter.clone()).await?;
         *place = Some(Arc::clone(&zygote));
         Ok(zygote)
     }
+
+    /// Whether the kernel makes user namespaces and shifts owners of the file system of writable layers.
+    async fn try_users(&self, seed: u64) -> Result<()> {
+        let ids = Ids::of_slot(0, seed)?;
+        let namespace = self.zygote().await?.users(ids).await?;
+        compose::show(&self.config.slots, Some(&Users { ids, namespace })).map(drop)
+    }
+
+    /// Gives a slot its user namespace, if it is to have one and does not.
+    async fn give_users(&self, slot: &Slot) -> Result<()> {
+        let Some(seed) = self.users.filter(|_| slot.users().is_none()) else { return Ok(()) };
+        let ids = Ids::of_slot(slot.number, seed)?;
+        let namespace = self.zygote().await?.users(ids).await?;
+        slot.keep_users(Users { ids, namespace });
+        Ok(())
+    }
+
+    /// A slot and its overlay. They come in one blocking step when the slot has users already.
+    async fn compose(self: &Arc<Self>, plan: &LaunchPlan, layers: &[PathBuf]) -> Result<Composed> {
+        let (shared, layers, limits) = (Arc::clone(self), layers.to_vec(), plan.limits.clone());
+        let mut slot = None;
+        loop {
+            let (shared, layers, known) = (Arc::clone(&shared), layers.clone(), slot.take());
+            let limits = limits.clone();
+            let step = move || {
+                let slot = known.map_or_else(|| shared.pool.take(&limits, &layers), Ok)?;
+                if shared.users.is_some() && slot.users().is_none() {
+                    return Ok((slot, None));
+                }
+                let mount = || compose::overlay(&shared.config.skeleton, &layers, &slot);
+                match slot.root(&layers, mount) {
+                    Ok(root) => Ok((slot, Some(root))),
+                    Err(error) => {
+                        shared.pool.give_back(slot);
+                        Err(error)
+                    }
+                }
+            };
+            match tokio::task::spawn_blocking(step).await.map_err(panicked)?? {
+                (slot, Some(root)) => return Ok(Composed { slot, root }),
+                (new, None) => {
+                    if let Err(error) = self.give_users(&new).await {
+                        let shared = Arc::clone(self);
+                        tokio::task::spawn_blocking(move || shared.pool.give_back(new));
+                        return Err(error);
+                    }
+                    slot = Some(new);
+                }
+            }
+        }
+    }
+}
+
+/// What a launch begins with.
+struct Composed {
+    slot: Slot,
+    root: MountFd,
 }
 
 #[async_trait]
 impl Backend for Container {
     async fn launch(&self, plan: &LaunchPlan, layers: &[PathBuf]) -> Result<Box<dyn Instance>> {
-        let (shared, layers, limits) = (Arc::clone(&self.shared), layers.to_vec(), plan.limits);
-        let composed = tokio::task::spawn_blocking(move || {
-            let slot = shared.pool.take(&limits, &layers)?;
-            let mount = || compose::overlay(&shared.config.skeleton, &layers, &slot);
-            match slot.root(&layers, mount) {
-                Ok(root) => Ok((slot, root)),
-                Err(error) => {
-                    shared.pool.give_back(slot);
-                    Err(error)
-                }
-            }
-        });
-        let (slot, root) = composed.await.map_err(panicked)??;
+        let Composed { slot, root } = self.shared.compose(plan, layers).await?;
+        let ids = slot.users().map_or(Ids::OF_HOST, |users| users.ids);
         let launch = Launch {
             group: Pool::group_name(slot.number),
             hostname: plan.hostname.clone(),
             hosts: plan.hosts.clone(),
             resolv_conf: plan.resolv_conf.clone(),
             shm_bytes: plan.shm_bytes,
+            first_id: ids.first(),
+            open_files: plan.limits.open_files.unwrap_or(0),
             ..Launch::default()
         };
         let launched = match self.shared.zygote().await {
             Ok(zygote) => {
                 let network = slot.take_network();
-                zygote.launch(launch, root.as_fd(), network.as_ref().map(AsFd::as_fd)).await
+                let users = slot.users().map(|users| users.namespace.as_fd());
+                let network = network.as_ref().map(AsFd::as_fd);
+                zygote.launch(launch, root.as_fd(), users, network).await
             }
             Err(error) => Err(error),
         };
@@ -172,7 +273,7 @@ impl Backend for Container {
                 if let Ok(network) = sys::process::network_namespace_of(init.pidfd.as_fd()) {
                     slot.keep_network(network);
                 }
-                Ok(Box::new(ContainerInstance::new(&self.shared, slot, init)))
+                Ok(Box::new(ContainerInstance::new(&self.shared, slot, ids, init, false)))
             }
             Err(error) => {
                 let shared = Arc::clone(&self.shared);
@@ -196,8 +297,9 @@ impl Backend for Container {
             return Ok(None);
         }
         let slot = self.shared.pool.adopt(handle.slot);
-        let init = Process::adopted(handle.pid, pidfd);
-        Ok(Some(Box::new(ContainerInstance::new(&self.shared, slot, init))))
+        let ids = Ids::of_process(handle.pid)?;
+        let init = Process::adopted(handle.pid, pidfd, Arc::clone(&self.shared.former));
+        Ok(Some(Box::new(ContainerInstance::new(&self.shared, slot, ids, init, true))))
     }
 
     async fn sweep(&self, keep: &[Handle]) -> Result<()> {
@@ -218,6 +320,10 @@ struct ContainerInstance {
     slot: Mutex<Option<Slot>>,
     number: u32,
     upper: PathBuf,
+    ids: Ids,
+    /// Groups that only some sandboxes have; commands join them.
+    rare_groups: Vec<OwnedFd>,
+    is_stopped_for_room: AtomicBool,
     oom_before: u64,
     pidfd: Arc<OwnedFd>,
     handle: Handle,
@@ -226,37 +332,43 @@ struct ContainerInstance {
 }
 
 impl ContainerInstance {
-    fn new(shared: &Arc<Shared>, slot: Slot, mut init: Process) -> Self {
+    fn new(
+        shared: &Arc<Shared>,
+        slot: Slot,
+        ids: Ids,
+        mut init: Process,
+        is_adopted: bool,
+    ) -> Self {
         let pidfd = Arc::clone(&init.pidfd);
         let process_number = sys::process::pidfd_number(pidfd.as_fd()).unwrap_or(0);
         let handle =
             Handle { slot: slot.number, pid: init.pid, process_number, boot: shared.boot.clone() };
+        let rare_groups = shared.pool.group(slot.number).open_rare().unwrap_or_else(|error| {
+            tracing::error!(%error, "commands run without the rare limits of their sandbox");
+            Vec::new()
+        });
         let (tell, ended) = watch::channel(false);
         tokio::spawn(async move {
             init.wait().await;
             let _nobody_listens = tell.send(true);
         });
         let root = shared.hierarchies.version_2_root();
-        let groups = CommandGroups {
-            folder: root
-                .map(|root| root.join(&shared.config.groups).join(Pool::group_name(slot.number))),
-            name: Pool::group_name(slot.number),
-            state: Mutex::new(GroupNumbers {
-                free: (0..slot.command_groups()).collect(),
-                next: slot.command_groups(),
-            }),
-            is_spoiled: AtomicBool::new(false),
-        };
+        let name = Pool::group_name(slot.number);
+        let folder = root.map(|root| root.join(&shared.config.groups).join(&name));
+        let groups = CommandGroups::new(name, folder, slot.command_groups(), is_adopted);
         Self {
             shared: Arc::clone(shared),
             number: slot.number,
             upper: slot.upper.clone(),
+            ids,
+            rare_groups,
+            is_stopped_for_room: AtomicBool::new(false),
             oom_before: slot.oom_before(),
             slot: Mutex::new(Some(slot)),
             pidfd,
             handle,
             ended,
-            groups: Arc::new(groups),
+            groups,
         }
     }
 
@@ -285,8 +397,8 @@ impl Instance for ContainerInstance {
         let (rows, columns) = command.terminal.unwrap_or_default();
         let exec = Exec {
             request: 0,
-            group: self.groups.name.clone(),
-            own_group: tree.as_ref().map_or(&self.groups.name, |tree| &tree.name).clone(),
+            group: self.groups.name().to_owned(),
+            own_group: tree.as_ref().map_or(self.groups.name(), CommandTree::name).to_owned(),
             argv: bytes(command.argv),
             env: bytes(command.env),
             cwd: command.cwd.into_bytes(),
@@ -294,14 +406,59 @@ impl Instance for ContainerInstance {
             terminal: command.terminal.is_some(),
             rows,
             columns,
+            hold: command.is_held,
+            first_id: self.ids.first(),
+            rare_groups: self.rare_groups.len() as u32,
         };
         let zygote = self.shared.zygote().await?;
-        let start = zygote.exec(exec, self.pidfd.as_fd(), streams).await?;
+        let rare = self.rare_groups.iter().map(AsFd::as_fd);
+        let streams: Vec<_> = streams.iter().copied().chain(rare).collect();
+        let start = zygote.exec(exec, self.pidfd.as_fd(), &streams).await?;
+        if let CommandStart::Started(started) = &start
+            && let Some(terminal) = &started.terminal
+        {
+            zygote.hold(started.process.pid, terminal.as_fd()).await?;
+        }
         let tree = match &start {
             CommandStart::Started(_) => tree.map(|tree| Box::new(tree) as Box<dyn Tree>),
             CommandStart::Refused(..) => None,
         };
         Ok(Started { start, tree })
+    }
+
+    async fn forget_streams(&self, pid: sys::process::Pid, process_number: u64) {
+        // A zygote that has died holds nothing.
+        if let Ok(zygote) = self.shared.zygote().await {
+            let _it_has_died = zygote.release(pid, process_number).await;
+        }
+    }
+
+    fn adopt_tree(&self, number: u32) -> Option<Box<dyn Tree>> {
+        let tree = CommandTree::adopt(&self.groups, number)?;
+        Some(Box::new(tree))
+    }
+
+    fn written(&self) -> Written {
+        let home = self.shared.pool.home(self.number);
+        match disk::allocated(&home) {
+            Some(bytes) => Written { bytes, inodes: 1 },
+            None => Written::of_tree(&self.upper),
+        }
+    }
+
+    fn trim(&self) {
+        if let Err(error) = disk::trim(&self.shared.pool.home(self.number)) {
+            tracing::warn!(error = %error.chain(), "trim a disk");
+        }
+    }
+
+    fn stop_for_room(&self) -> Result<()> {
+        self.is_stopped_for_room.store(true, Ordering::Relaxed);
+        self.kill()
+    }
+
+    fn is_stopped_for_room(&self) -> bool {
+        self.is_stopped_for_room.load(Ordering::Relaxed)
     }
 
     fn signal_all(&self, signal: i32) -> Result<()> {
@@ -365,6 +522,25 @@ impl Instance for ContainerInstance {
         self.upper.clone()
     }
 
+    fn ids(&self) -> Ids {
+        self.ids
+    }
+
+    fn network(&self) -> Result<OwnedFd> {
+        let network = sys::process::network_namespace_of(self.pidfd.as_fd());
+        // Older kernels do not hand it out.
+        let network = network.or_else(|_| {
+            let path = format!("/proc/{}/ns/net", self.handle.pid);
+            std::fs::File::open(path).map(OwnedFd::from)
+        });
+        let network = network.context(|| "open the network of the sandbox".into())?;
+        // The name was that of a pid; only a living init keeps it from being another's.
+        if *self.ended.borrow() {
+            return Err(Error::not_found("the sandbox has ended"));
+        }
+        Ok(network)
+    }
+
     async fn ended(&self) {
         let mut ended = self.ended.clone();
         // An error means that the watching task is gone, which happens at the runtime's own end only.
@@ -375,116 +551,13 @@ impl Instance for ContainerInstance {
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(slot) = slot else { return };
         slot.note_command_groups(self.groups.made());
-        if self.groups.is_spoiled.load(Ordering::Relaxed) {
+        if self.groups.is_spoiled() {
             slot.spoil();
         }
         let shared = Arc::clone(&self.shared);
         let cleaned = tokio::task::spawn_blocking(move || shared.pool.give_back(slot));
         if let Err(error) = cleaned.await {
             tracing::error!(%error, "cleaning a slot panicked");
-        }
-    }
-}
-
-/// The groups that single commands of one sandbox run in, below the sandbox's own.
-#[derive(Debug)]
-struct CommandGroups {
-    /// The sandbox's version 2 group; without one, commands run in the sandbox's own groups.
-    folder: Option<PathBuf>,
-    name: String,
-    state: Mutex<GroupNumbers>,
-    /// A command was killed by its group, which then takes no new process.
-    is_spoiled: AtomicBool,
-}
-
-#[derive(Debug)]
-struct GroupNumbers {
-    free: BTreeSet<u32>,
-    next: u32,
-}
-
-impl CommandGroups {
-    fn made(&self) -> u32 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).next
-    }
-}
-
-/// The group of one command. Dropping it keeps the group for the next command when it is empty, and
-/// leaves it alone while background processes are in it.
-#[derive(Debug)]
-struct CommandTree {
-    groups: Arc<CommandGroups>,
-    name: String,
-    number: u32,
-    folder: Option<PathBuf>,
-    is_killed: AtomicBool,
-}
-
-impl CommandTree {
-    fn make(groups: &Arc<CommandGroups>) -> Result<Self> {
-        let Some(above) = &groups.folder else {
-            let (groups, name) = (Arc::clone(groups), groups.name.clone());
-            return Ok(Self {
-                groups,
-                name,
-                number: 0,
-                folder: None,
-                is_killed: AtomicBool::new(false),
-            });
-        };
-        let (number, is_new) = {
-            let mut state = groups.state.lock().unwrap_or_else(PoisonError::into_inner);
-            match state.free.pop_first() {
-                Some(number) => (number, false),
-                None => {
-                    state.next += 1;
-                    (state.next - 1, true)
-                }
-            }
-        };
-        let folder = above.join(format!("e{number}"));
-        if is_new {
-            match std::fs::create_dir(&folder) {
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                made => made.context(|| "make the group of a command".into())?,
-            }
-        }
-        let name = format!("{}/e{number}", groups.name);
-        Ok(Self {
-            groups: Arc::clone(groups),
-            name,
-            number,
-            folder: Some(folder),
-            is_killed: AtomicBool::new(false),
-        })
-    }
-}
-
-impl Tree for CommandTree {
-    fn kill(&self) -> Result<()> {
-        let Some(folder) = &self.folder else {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "no cgroup version 2 to kill a tree by",
-            ));
-        };
-        self.is_killed.store(true, Ordering::Relaxed);
-        self.groups.is_spoiled.store(true, Ordering::Relaxed);
-        std::fs::write(folder.join("cgroup.kill"), "1")
-            .context(|| "kill the processes of a command".into())
-    }
-}
-
-impl Drop for CommandTree {
-    fn drop(&mut self) {
-        let Some(folder) = &self.folder else { return };
-        if self.is_killed.load(Ordering::Relaxed) {
-            return;
-        }
-        let events = std::fs::read_to_string(folder.join("cgroup.events")).unwrap_or_default();
-        if events.lines().any(|line| line == "populated 0") {
-            let mut state = self.groups.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.free.insert(self.number);
         }
     }
 }

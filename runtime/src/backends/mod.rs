@@ -5,8 +5,11 @@
 //! files, packing) is the same for all.
 
 pub mod container;
+mod groups;
 
+use crate::ids::Ids;
 use crate::plan::LaunchPlan;
+use crate::room::Written;
 use crate::zygote::CommandStart;
 use async_trait::async_trait;
 use layer::Result;
@@ -43,6 +46,8 @@ pub struct Command {
     pub terminal: Option<(u32, u32)>,
     /// The sandbox ends with it, so it needs no group of its own.
     pub is_main: bool,
+    /// What it prints is kept readable for a later runtime, until [`Instance::forget_streams`].
+    pub is_held: bool,
 }
 
 /// A started command and the processes that come from it.
@@ -58,6 +63,15 @@ pub struct Started {
 pub trait Tree: Send + Sync + std::fmt::Debug {
     /// Kills all of them, however they detached themselves.
     fn kill(&self) -> Result<()>;
+
+    /// Sends a signal to all of them, however they detached themselves.
+    fn signal(&self, signal: i32) -> Result<()>;
+
+    /// Finds it again after a restart; none where it cannot be found.
+    fn number(&self) -> Option<u32>;
+
+    /// Whether a process is left in it.
+    fn is_populated(&self) -> bool;
 }
 
 /// One way to run environments.
@@ -83,6 +97,31 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     /// Starts a command. `streams`: input, output, error; empty with a terminal.
     async fn exec(&self, command: Command, streams: &[BorrowedFd<'_>]) -> Result<Started>;
 
+    /// Nothing of what this command prints needs to be held for a later runtime any more.
+    async fn forget_streams(&self, pid: sys::process::Pid, process_number: u64);
+
+    /// The tree of a command that an earlier runtime started.
+    fn adopt_tree(&self, number: u32) -> Option<Box<dyn Tree>>;
+
+    /// Whether what it writes has no room any more.
+    fn is_disk_full(&self) -> bool {
+        sys::file::space::is_full(&self.upper())
+    }
+
+    /// What it takes of the disk of the data directory. Blocking.
+    fn written(&self) -> Written {
+        Written::of_tree(&self.upper())
+    }
+
+    /// Gives back what it has deleted, if that is not so at once. Blocking.
+    fn trim(&self) {}
+
+    /// Ends everything in it, since there is no room for what it writes.
+    fn stop_for_room(&self) -> Result<()>;
+
+    /// Whether it was ended this way.
+    fn is_stopped_for_room(&self) -> bool;
+
     /// Sends a signal to every process but the init.
     fn signal_all(&self, signal: i32) -> Result<()>;
 
@@ -104,8 +143,14 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     /// A descriptor of its root, for file transfer.
     fn root(&self) -> Result<OwnedFd>;
 
-    /// The folder that holds what it wrote.
+    /// The folder that holds what it wrote, with the owners that it knows.
     fn upper(&self) -> PathBuf;
+
+    /// Who its users are on the host.
+    fn ids(&self) -> Ids;
+
+    /// Its network namespace.
+    fn network(&self) -> Result<OwnedFd>;
 
     /// Completes when it has ended, also when asked later.
     async fn ended(&self);

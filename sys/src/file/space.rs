@@ -269,6 +269,13 @@ impl FileSystem {
     }
 }
 
+/// Whether a file system has no room for one more block or one more file. What cannot be asked is not full.
+pub fn is_full(path: &std::path::Path) -> bool {
+    let Ok(now) = rustix::fs::statvfs(path) else { return false };
+    // Some file systems have no bound on files, and say zero of zero.
+    now.f_bavail == 0 || (now.f_files > 0 && now.f_ffree == 0)
+}
+
 /// Asks about the file system that an open file lies on.
 pub fn file_system(fd: BorrowedFd<'_>) -> io::Result<FileSystem> {
     let found = rustix::fs::fstatfs(fd)?;

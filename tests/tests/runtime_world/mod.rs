@@ -379,6 +379,11 @@ impl Drop for World {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
+        for mount in sys::mount::read_mounts().into_iter().flatten() {
+            if mount.mount_point.starts_with(self.folder.path()) {
+                let _ = sys::mount::unmount(&mount.mount_point, sys::mount::Unmount::Lazy);
+            }
+        }
         // A runtime in this process may just be preparing the slots of the dead for others.
         for _ in 0..3 {
             let _ = std::fs::remove_dir_all(self.folder.path());
@@ -497,7 +502,7 @@ pub async fn collect(mut outputs: Streaming<ExecOutput>) -> Result<Ran> {
             Some(Output::Stdout(data)) => stdout.extend(data),
             Some(Output::Stderr(data)) => stderr.extend(data),
             Some(Output::Ended(ended)) => return Ok(Ran { stdout, stderr, ended }),
-            Some(Output::StartedPid(_)) | None => {}
+            _ => {}
         }
     }
     bail!("the command has no end; it printed {}", String::from_utf8_lossy(&stdout))

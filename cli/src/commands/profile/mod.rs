@@ -29,7 +29,7 @@ use tonic::transport::Channel;
 /// `profile ...`
 pub async fn profile(scene: &Scene, action: args::Profile) -> Outcome {
     match action {
-        args::Profile::Record(args) => record(scene, args).await,
+        args::Profile::Record(args) => record(scene, *args).await,
         args::Profile::Stop(args) => stop(scene, &args).await,
         args::Profile::Show(args) => show(scene, args).await,
         args::Profile::Apply(args) => apply(scene, &args).await,

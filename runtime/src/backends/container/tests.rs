@@ -23,10 +23,10 @@ impl World {
 
     async fn backend(&self) -> Container {
         let path = |name: &str| self.folder.path().join(name);
-        let (slots, skeleton) = (path("slots"), path("skeleton"));
-        Container::open(ContainerConfig { slots, skeleton, groups: self.groups.clone() })
-            .await
-            .unwrap()
+        let (slots, skeleton, templates) = (path("slots"), path("skeleton"), path("templates"));
+        let (groups, users) = (self.groups.clone(), UserNamespaces::Required);
+        let config = ContainerConfig { slots, templates, skeleton, groups, users };
+        Container::open(config).await.unwrap()
     }
 }
 
@@ -45,7 +45,12 @@ impl Drop for World {
 }
 
 fn plan() -> LaunchPlan {
-    let limits = PlannedLimits { memory_bytes: 64 << 20, pids: 64, cpu_millis: Some(1000) };
+    let limits = PlannedLimits {
+        memory_bytes: 64 << 20,
+        pids: 64,
+        cpu_millis: Some(1000),
+        ..PlannedLimits::default()
+    };
     crate::plan::launch(&crate::spec::SandboxSpec::default(), &limits, "unit")
 }
 
