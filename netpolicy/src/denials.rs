@@ -98,10 +98,17 @@ impl Denial {
     }
 }
 
+/// Who is told of each denial that is written down, under no lock of theirs that adds one.
+pub trait Listener: Send + Sync + std::fmt::Debug {
+    /// There was one.
+    fn denied(&self, denial: &Denial);
+}
+
 /// The denials of one sandbox.
 #[derive(Debug)]
 pub struct DenialLog {
     state: Mutex<State>,
+    listener: Option<Box<dyn Listener>>,
     last: watch::Sender<u64>,
 }
 
@@ -123,11 +130,16 @@ impl Default for DenialLog {
             second: Instant::now(),
             in_second: 0,
         };
-        Self { state: Mutex::new(state), last: watch::channel(0).0 }
+        Self { state: Mutex::new(state), listener: None, last: watch::channel(0).0 }
     }
 }
 
 impl DenialLog {
+    /// Empty, and tells this one of what comes.
+    pub fn told_to(listener: Box<dyn Listener>) -> Self {
+        Self { listener: Some(listener), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,6 +169,9 @@ impl DenialLog {
             suppressed = denial.suppressed,
             "network denied"
         );
+        if let Some(listener) = &self.listener {
+            listener.denied(&denial);
+        }
         if state.kept.len() == MAX_KEPT {
             state.kept.pop_front();
         }

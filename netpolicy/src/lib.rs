@@ -12,6 +12,8 @@
 //! ends in a socket of this process, which opens another one for it. So nothing of the host's own network
 //! configuration takes part, and when this process dies every sandbox is cut off.
 
+#![forbid(unsafe_code)]
+
 pub mod denials;
 mod exchange;
 mod filter;
@@ -21,7 +23,9 @@ mod network;
 mod policy;
 mod ports;
 mod presets;
+mod publish;
 mod range;
+mod registry;
 mod relay;
 mod resolver;
 mod space;
@@ -30,6 +34,7 @@ pub use denials::{Denial, DenialLog, Reason};
 pub use member::Member;
 pub use network::{Network, NetworkConfig};
 pub use policy::Policy;
+pub use publish::{Publication, Published};
 pub use range::GATEWAY;
 #[doc(hidden)]
 pub use resolver::read_question;

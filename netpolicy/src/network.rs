@@ -7,6 +7,7 @@ use crate::filter::{Denials, DeniedPacket, Filter, PacketFault};
 use crate::member::Member;
 use crate::policy::Policy;
 use crate::range::{GATEWAY, SANDBOXES};
+use crate::registry::Registries;
 use crate::space::Space;
 use crate::{exchange, relay, resolver};
 use layer::{Context, Error, ErrorKind, Result};
@@ -70,6 +71,9 @@ impl Network {
         let allowed_datagrams = socket(&space, Type::DGRAM, nowhere)?;
         let names = SocketAddr::from((GATEWAY, 53));
         let questions = datagrams(socket(&space, Type::DGRAM, names)?)?;
+        let packages = SocketAddr::from((GATEWAY, 80));
+        let packages = connections(socket(&space, Type::STREAM, packages)?)?;
+        let registries = Arc::new(Registries::new(config.mirrors)?);
         let long_questions = connections(socket(&space, Type::STREAM, names)?)?;
         let (filter, denials) = Filter::load(&allowed_connections, &allowed_datagrams)?;
         let members = Arc::new(Members::default());
@@ -86,6 +90,7 @@ impl Network {
         network.spawn(exchange::serve(exchanges, space, Arc::clone(&members)));
         network.spawn(resolver::serve(questions, Arc::clone(&members), Arc::clone(&upstream)));
         network.spawn(resolver::serve_streams(long_questions, Arc::clone(&members), upstream));
+        network.spawn(registries.serve(packages, Arc::clone(&members)));
         network.spawn(report(denials, members));
         Ok(network)
     }

@@ -31,7 +31,10 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("bench", &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime"]),
     (
         "tests",
-        &["layer", "sys", "store", "proto", "builder", "imaged", "fsd", "runtime", "cli", "bench"],
+        &[
+            "layer", "sys", "store", "proto", "builder", "imaged", "fsd", "netpolicy", "runtime", "cli",
+            "bench",
+        ],
     ),
     ("fuzz", &["layer", "store", "builder", "netpolicy"]),
     ("xtask", &[]),
