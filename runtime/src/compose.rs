@@ -4,7 +4,7 @@
 //! without them can be started and nothing has to be written into the sandbox's own layer.
 
 use crate::pool::{Slot, Users};
-use layer::{Context, Error, Result};
+use layer::{Context, Error, ErrorKind, Result};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -40,14 +40,20 @@ pub fn make_skeleton(folder: &Path) -> Result<()> {
 ///
 /// With users of its own, the sandbox gets every layer and its writable folder by mounts that show their
 /// files as those of its users; what lies on disk keeps the numbers that it has inside. Ids beyond them
-/// appear as nobody's, and their files cannot be changed.
-pub fn overlay(skeleton: &Path, layers: &[PathBuf], slot: &Slot) -> Result<MountFd> {
+/// appear as nobody's, and their files cannot be changed. Unsupported, before anything is changed: a file
+/// system cannot shift owners.
+pub fn overlay(
+    skeleton: &Path,
+    layers: &[PathBuf],
+    slot: &Slot,
+    users: Option<&Users>,
+) -> Result<MountFd> {
     let top = layers.last().ok_or_else(|| Error::invalid("an environment without layers"))?;
-    own_like(&slot.upper, top)?;
-    let shown = |path: &Path| show(path, slot.users());
+    let shown = |path: &Path| show(path, users);
     let lowers = layers.iter().rev().map(PathBuf::as_path).chain([skeleton]);
     let lowers = lowers.map(shown).collect::<Result<Vec<MountFd>>>()?;
     let lowers: Vec<_> = lowers.iter().map(|lower| OverlayLower::Fd(lower.as_fd())).collect();
+    own_like(&slot.upper, top)?;
     // One mount for both, which overlayfs asks for.
     let writable = shown(&slot.folder)?;
     let place = |name: &str| {
@@ -65,7 +71,7 @@ pub fn overlay(skeleton: &Path, layers: &[PathBuf], slot: &Slot) -> Result<Mount
         volatile: true,
     };
     // overlayfs copies files up as whoever mounts it, whose number the mounts must know.
-    let _as_its_root = slot.users().map(|users| users.ids.assume()).transpose()?;
+    let _as_its_root = users.map(|users| users.ids.assume()).transpose()?;
     // A device node that is made inside must open nothing.
     let attributes = Attributes { nodev: true, ..Attributes::default() };
     overlay.mount_detached(attributes).context(|| "mount the sandbox's overlay".into())
@@ -78,10 +84,13 @@ pub fn show(path: &Path, users: Option<&Users>) -> Result<MountFd> {
     if let Some(users) = users {
         let idmap = Some(users.namespace.as_fd());
         let change = AttributeChange { idmap, ..AttributeChange::default() };
-        copy.set_attributes(&change).context(|| {
-            let text = "its file system cannot shift owners: see --user-namespaces";
-            format!("show {} to the sandbox's users; {text}", path.display())
-        })?;
+        match copy.set_attributes(&change) {
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                let text = format!("the file system of {} cannot shift owners", path.display());
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            shifted => shifted.context(|| format!("shift the owners of {}", path.display()))?,
+        }
     }
     Ok(copy)
 }

@@ -64,6 +64,8 @@ pub struct Users {
 #[derive(Debug)]
 struct Root {
     mount: MountFd,
+    /// Whether it shows owners as the slot's users.
+    is_shifted: bool,
     /// Mount points of its layers, bottom first.
     layers: Vec<PathBuf>,
     /// When the upper folder was changed last, just after the mount.
@@ -107,25 +109,27 @@ impl Slot {
     }
 
     /// A copy of the overlay of these layers over the slot's folders; made by `mount` unless the last user
-    /// left it. The sandbox gets the copy, so that the overlay outlives it.
+    /// left it. The sandbox gets the copy, so that the overlay outlives it. Also answers whether it shows
+    /// owners as the slot's users.
     pub fn root(
         &self,
         layers: &[PathBuf],
-        mount: impl FnOnce() -> Result<MountFd>,
-    ) -> Result<MountFd> {
+        mount: impl FnOnce() -> Result<(MountFd, bool)>,
+    ) -> Result<(MountFd, bool)> {
         let mut root = self.lock_root();
         let kept = match root.take() {
             Some(kept) => kept,
-            None => Root {
-                mount: mount()?,
-                layers: layers.to_vec(),
-                upper_changed: changed(&self.upper)?,
-            },
+            None => {
+                let (mount, is_shifted) = mount()?;
+                let upper_changed = changed(&self.upper)?;
+                Root { mount, is_shifted, layers: layers.to_vec(), upper_changed }
+            }
         };
         let copy =
             kept.mount.try_clone_tree(Recursive::No).context(|| "copy the overlay".into())?;
+        let is_shifted = kept.is_shifted;
         *root = Some(kept);
-        Ok(copy)
+        Ok((copy, is_shifted))
     }
 
     fn lock_root(&self) -> MutexGuard<'_, Option<Root>> {

@@ -176,7 +176,7 @@ async fn look(node: &Arc<Node>) -> Result<Duration> {
     let is_low = room.is_short(free);
     room.is_low.store(is_low, Ordering::Relaxed);
     if !is_low {
-        let is_near = free.bytes < 8 * room.reserve_bytes;
+        let is_near = free.bytes < 8 * room.reserve_bytes || free.inodes < 8 * RESERVED_INODES;
         return Ok(if is_near { TENSE } else { CALM });
     }
     let running = node.list(false);

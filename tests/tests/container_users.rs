@@ -189,8 +189,7 @@ async fn programs_find_root_at_home() -> Result<()> {
     let world = World::new()?;
     let (_service, client) = world.client().await?;
     let id = client.idle().await?.id;
-    let owned =
-        "stat -c %u:%g / /dev /dev/null /dev/shm /etc/hosts /etc/hostname | sort -u";
+    let owned = "stat -c %u:%g / /dev /dev/null /dev/shm /etc/hosts /etc/hostname | sort -u";
     assert_eq!(client.shell(&id, owned).await?, "0:0\n");
     for user in ["root", "ann"] {
         let line = "echo x > /dev/stdout && echo y >> /dev/fd/1 && echo z >&2 2> /dev/stderr";
@@ -274,5 +273,62 @@ async fn one_sandbox_cannot_take_what_the_kernel_counts_by_user() -> Result<()> 
     on_host.kill()?;
     on_host.wait()?;
     assert!(found, "root of the host has no inotify instance left");
+    Ok(())
+}
+
+/// An image on a file system that cannot shift owners.
+struct Unshiftable(PathBuf);
+
+impl Unshiftable {
+    fn over(image: PathBuf) -> Result<Self> {
+        // An overlay cannot, whatever lies below it.
+        let other = image.with_file_name("other");
+        std::fs::create_dir(&other)?;
+        let overlay = sys::mount::Overlay {
+            name: "image",
+            lowers: &[
+                sys::mount::OverlayLower::Path(&image),
+                sys::mount::OverlayLower::Path(&other),
+            ],
+            upper: None,
+            volatile: false,
+        };
+        overlay.mount_detached(sys::mount::Attributes::LAYER)?.attach(&image)?;
+        Ok(Self(image))
+    }
+}
+
+impl Drop for Unshiftable {
+    fn drop(&mut self) {
+        let _ = sys::mount::unmount(&self.0, sys::mount::Unmount::Lazy);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_layer_that_cannot_shift_owners_is_refused_where_users_are_required() -> Result<()> {
+    let world = World::new()?;
+    let _image = Unshiftable::over(world.image())?;
+    for (users, works) in
+        [(runtime::UserNamespaces::Auto, true), (runtime::UserNamespaces::Required, false)]
+    {
+        let set = |config: &mut runtime::RuntimeConfig| config.user_namespaces = users;
+        let service = runtime_world::open_with(&world.data(), &world.layers, set).await?;
+        let channel = proto::connect::in_process(service.routes()).await?;
+        let client = Client { inner: sandboxes_client::SandboxesClient::new(channel) };
+        match client.idle().await {
+            Ok(sandbox) => {
+                assert!(works, "{users:?}");
+                assert_eq!(client.shell(&sandbox.id, "id -u").await?, "0\n");
+                let init = client.get(&sandbox.id).await?.init_pid;
+                assert_eq!(users_of(init.try_into()?)?[0], 0);
+                client.stop(&sandbox.id).await?;
+            }
+            Err(error) => {
+                assert!(!works, "{users:?}: {error:#}");
+                assert!(format!("{error:#}").contains("cannot shift owners"), "{error:#}");
+            }
+        }
+        service.close().await;
+    }
     Ok(())
 }

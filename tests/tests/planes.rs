@@ -39,6 +39,7 @@ const TOPICS: &[Topic] = &[
     ("paths", folders::paths),
     ("rights of other users", rights::other_users),
     ("access", rights::access),
+    ("owners that are shifted", rights::shifted_owners),
     ("refused writes", refusals::writes),
     ("an overlay on top", overlay::changes),
     ("whiteouts and opaque folders", stacked::layers_hide_what_is_below),

@@ -198,6 +198,25 @@ impl Shared {
         Ok(())
     }
 
+    /// The overlay, and whether it shows owners as the slot's users. Where a layer's file system cannot,
+    /// the sandbox has no users of its own, unless they are required.
+    fn mount(&self, layers: &[PathBuf], slot: &Slot) -> Result<(MountFd, bool)> {
+        let skeleton = &self.config.skeleton;
+        if let Some(users) = slot.users() {
+            match compose::overlay(skeleton, layers, slot, Some(users)) {
+                Err(error)
+                    if error.kind() == ErrorKind::Unsupported
+                        && self.config.users != UserNamespaces::Required =>
+                {
+                    let error = error.chain();
+                    tracing::warn!(%error, "root of a sandbox is root of the host to the kernel");
+                }
+                mounted => return Ok((mounted?, true)),
+            }
+        }
+        Ok((compose::overlay(skeleton, layers, slot, None)?, false))
+    }
+
     /// A slot and its overlay. They come in one blocking step when the slot has users already.
     async fn compose(self: &Arc<Self>, plan: &LaunchPlan, layers: &[PathBuf]) -> Result<Composed> {
         let (shared, layers, limits) = (Arc::clone(self), layers.to_vec(), plan.limits.clone());
@@ -210,8 +229,7 @@ impl Shared {
                 if shared.users.is_some() && slot.users().is_none() {
                     return Ok((slot, None));
                 }
-                let mount = || compose::overlay(&shared.config.skeleton, &layers, &slot);
-                match slot.root(&layers, mount) {
+                match slot.root(&layers, || shared.mount(&layers, &slot)) {
                     Ok(root) => Ok((slot, Some(root))),
                     Err(error) => {
                         shared.pool.give_back(slot);
@@ -220,7 +238,11 @@ impl Shared {
                 }
             };
             match tokio::task::spawn_blocking(step).await.map_err(panicked)?? {
-                (slot, Some(root)) => return Ok(Composed { slot, root }),
+                (slot, Some((root, is_shifted))) => {
+                    let users = slot.users().filter(|_| is_shifted);
+                    let ids = users.map_or(Ids::OF_HOST, |users| users.ids);
+                    return Ok(Composed { slot, root, ids });
+                }
                 (new, None) => {
                     if let Err(error) = self.give_users(&new).await {
                         let shared = Arc::clone(self);
@@ -238,13 +260,13 @@ impl Shared {
 struct Composed {
     slot: Slot,
     root: MountFd,
+    ids: Ids,
 }
 
 #[async_trait]
 impl Backend for Container {
     async fn launch(&self, plan: &LaunchPlan, layers: &[PathBuf]) -> Result<Box<dyn Instance>> {
-        let Composed { slot, root } = self.shared.compose(plan, layers).await?;
-        let ids = slot.users().map_or(Ids::OF_HOST, |users| users.ids);
+        let Composed { slot, root, ids } = self.shared.compose(plan, layers).await?;
         let launch = Launch {
             group: Pool::group_name(slot.number),
             hostname: plan.hostname.clone(),
@@ -258,7 +280,8 @@ impl Backend for Container {
         let launched = match self.shared.zygote().await {
             Ok(zygote) => {
                 let network = slot.take_network();
-                let users = slot.users().map(|users| users.namespace.as_fd());
+                let users = slot.users().filter(|_| ids.are_shifted());
+                let users = users.map(|users| users.namespace.as_fd());
                 let network = network.as_ref().map(AsFd::as_fd);
                 zygote.launch(launch, root.as_fd(), users, network).await
             }

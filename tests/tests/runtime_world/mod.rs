@@ -251,12 +251,22 @@ impl LayerFs for FolderLayers {
 
 /// A runtime on this data directory, over the test doubles.
 pub async fn open(data: &Path, layers: &FolderLayers) -> Result<runtime::Service> {
+    open_with(data, layers, |_| {}).await
+}
+
+/// The same with other settings.
+pub async fn open_with(
+    data: &Path,
+    layers: &FolderLayers,
+    change: impl FnOnce(&mut runtime::RuntimeConfig),
+) -> Result<runtime::Service> {
     let environment = Environment::new(vec![layer_id()], World::config())?;
     let images = tonic::service::Routes::new(ImagesServer::new(OneEnvironment(environment)));
     let layers = tonic::service::Routes::new(LayerFsServer::new(layers.clone()));
     let images = proto::connect::in_process(images).await?;
     let layerfs = proto::connect::in_process(layers).await?;
-    let config = runtime::RuntimeConfig::new(data.to_path_buf(), images, layerfs);
+    let mut config = runtime::RuntimeConfig::new(data.to_path_buf(), images, layerfs);
+    change(&mut config);
     Ok(runtime::Service::open(config).await?)
 }
 
