@@ -1,27 +1,19 @@
 //! Commands that run in a sandbox already: list, attach, tail, signal, wait.
 
 use super::Scene;
-use super::exec::{Follow, end_with, exit_code, follow, lost_sandbox};
+use super::exec::{Follow, end_with, exit_code, follow, lost_command};
 use super::sandboxes::show_end;
 use crate::args::{Attach, Commands, OneCommand, Signal, Tail};
 use crate::errors::{Outcome, Remedy};
 use crate::node::start::{self, Lifetime, Node};
 use crate::output::Row;
 use crate::quantity::{show_bytes, show_time};
-use layer::{Error, ErrorKind};
 use proto::v1::sandboxes_client::SandboxesClient;
 use proto::v1::{
     self, AttachStart, ListCommandsRequest, Reach, SignalCommandRequest, WaitCommandRequest,
 };
 use serde::Serialize;
 use tonic::transport::Channel;
-
-/// What to say when a sandbox or a command is unknown.
-fn lost(error: &Error) -> Option<String> {
-    let lost = error.kind() == ErrorKind::NotFound && error.to_string().starts_with("no command");
-    let commands = || "`lamella commands SANDBOX` shows what there is".to_owned();
-    lost.then(commands).or_else(|| lost_sandbox(error))
-}
 
 #[derive(Debug, Serialize)]
 struct Command {
@@ -90,7 +82,7 @@ async fn connect(scene: &Scene) -> Outcome<(Node, SandboxesClient<Channel>)> {
 pub async fn commands(scene: &Scene, args: Commands) -> Outcome {
     let (_node, mut client) = connect(scene).await?;
     let request = ListCommandsRequest { sandbox_id: args.sandbox };
-    let list = client.list_commands(request).await.remedy(lost)?.into_inner();
+    let list = client.list_commands(request).await.remedy(lost_command)?.into_inner();
     let rows: Vec<_> = list.commands.into_iter().map(Command::new).collect();
     scene.out.listing(&rows)
 }
@@ -134,7 +126,8 @@ pub async fn signal(scene: &Scene, args: Signal) -> Outcome {
         signal: args.signal,
         reach: reach.into(),
     };
-    let command = Command::new(client.signal_command(request).await.remedy(lost)?.into_inner());
+    let command =
+        Command::new(client.signal_command(request).await.remedy(lost_command)?.into_inner());
     scene.out.result(&command, || command.id.clone())
 }
 
@@ -142,7 +135,7 @@ pub async fn signal(scene: &Scene, args: Signal) -> Outcome {
 pub async fn wait(scene: &Scene, args: OneCommand) -> Outcome {
     let (_node, mut client) = connect(scene).await?;
     let request = WaitCommandRequest { sandbox_id: args.sandbox, command_id: args.command };
-    let command = client.wait_command(request).await.remedy(lost)?.into_inner();
+    let command = client.wait_command(request).await.remedy(lost_command)?.into_inner();
     let code = command.ended.as_ref().map_or(1, |ended| {
         u8::try_from(ended.exit_code).unwrap_or_else(|_| exit_code(ended.end.as_ref()))
     });

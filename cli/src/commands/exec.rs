@@ -33,6 +33,13 @@ pub fn lost_sandbox(error: &Error) -> Option<String> {
     lost.then(|| "`lamella ps -a` shows what there is".to_owned())
 }
 
+/// What to say when a sandbox or a command is unknown.
+pub fn lost_command(error: &Error) -> Option<String> {
+    let lost = error.kind() == ErrorKind::NotFound && error.to_string().starts_with("no command");
+    let commands = || "`lamella commands SANDBOX` shows what there is".to_owned();
+    lost.then(commands).or_else(|| lost_sandbox(error))
+}
+
 /// How long a command is looked for again after its node went away, as it does for an upgrade.
 const COME_BACK: Duration = Duration::from_secs(10);
 /// How often.
@@ -178,7 +185,7 @@ async fn converse(
             (client.attach(ReceiverStream::new(receiver)).await, offset, follows)
         }
     };
-    let mut outputs = answer.remedy(lost_sandbox)?.into_inner();
+    let mut outputs = answer.remedy(lost_command)?.into_inner();
     let forward = how.forwards_signals.then(|| {
         tokio::spawn(forward_signals(inputs.clone(), client.clone(), known.clone(), attachment.tty))
     });
