@@ -355,8 +355,10 @@ impl Node {
             node.remember_ended(sandbox.id());
             node.networks.end(&sandbox).await;
             instance.release().await;
-            sandbox.commands.retire().await;
             node.cleaning.send_modify(|count| *count -= 1);
+            drop(node);
+            // The last of them ends when its client has read what it printed; nobody waits for that.
+            sandbox.commands.retire().await;
         });
     }
 

@@ -440,7 +440,8 @@ impl Instance for ContainerInstance {
         if let CommandStart::Started(started) = &start
             && let Some(terminal) = &started.terminal
         {
-            zygote.hold(started.process.pid, terminal.as_fd()).await?;
+            // Without it the command would not survive this process with its terminal, and no worse.
+            let _it_has_died = zygote.hold(started.process.pid, terminal.as_fd()).await;
         }
         let tree = match &start {
             CommandStart::Started(_) => tree.map(|tree| Box::new(tree) as Box<dyn Tree>),
