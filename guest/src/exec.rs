@@ -18,6 +18,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use sys::capability::{self, CapabilitySet};
 use sys::process::{self, Namespaces, Resource, signals};
+use sys::profile::Profile;
 use sys::pty;
 
 const MISSING: i32 = 127;
@@ -72,6 +73,9 @@ fn become_inner(
     if !request.terminal {
         take_streams(streams).step(|| "standard streams".into())?;
     }
+    let profile = Profile::of_number(request.profile)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        .step(|| "choose the profile".into())?;
     give_up_ours(shared).step(|| "give up what is ours".into())?;
     let master = if request.terminal { Some(take_terminal(request)?) } else { None };
     own_null_input().step(|| "open the sandbox's /dev/null".into())?;
@@ -89,7 +93,7 @@ fn become_inner(
     // Last, because from here on the sandbox's own rules hold for this process too.
     let running =
         Reply::Running(Running { request: request.request, inner_pid: process::own_pid() });
-    let confined = confine(shared, &user).step(|| "confine the command".into());
+    let confined = confine(shared, profile, &user).step(|| "confine the command".into());
     let descriptors: Vec<_> = master.iter().map(|pair| pair.master.as_fd()).collect();
     confined?;
     shared.wire.send(running, &descriptors).step(|| "report".into())?;
@@ -218,8 +222,14 @@ fn change_directory(cwd: &[u8]) -> Result<(), Refusal> {
     })
 }
 
-fn confine(shared: &Shared, user: &User) -> io::Result<()> {
+fn confine(shared: &Shared, profile: Profile, user: &User) -> io::Result<()> {
     process::set_umask(0o022);
+    if shared.apparmor {
+        // Counts from execve on.
+        let label = format!("exec {}", profile.security_label());
+        std::fs::write("/proc/thread-self/attr/apparmor/exec", label)?;
+    }
+    capability::limit_bounding_set(profile.capabilities())?;
     // INVARIANT: until execve has closed our descriptors this process is permitted more than anybody in
     // the sandbox, so that nobody there can reach them, even while it is being killed (a process without
     // memory is no longer protected by being undumpable). execve itself cuts the rights down: those of
@@ -229,7 +239,11 @@ fn confine(shared: &Shared, user: &User) -> io::Result<()> {
     process::set_undumpable()?;
     process::set_no_new_privileges()?;
     signals::reset()?;
-    shared.filter.install()
+    if profile.separates_commands() {
+        // An older kernel cannot; the other walls stand.
+        let _separated = sys::landlock::separate()?;
+    }
+    shared.filters[profile.number() as usize].install()
 }
 
 /// Everything that execve needs, made before the rights are gone.

@@ -4,10 +4,10 @@
 //! It runs nothing of the image. It cannot be traced, dumped or signalled from inside: its memory is
 //! marked undumpable, and it is process 1 of its namespace. When it dies, everything in the sandbox does.
 
-use crate::stage;
 use crate::users::Users;
 use crate::wire::{Failure, Step};
 use crate::zygote::{Shared, failed};
+use crate::{protect, stage};
 use proto::launch::{Launch, Ready, Reply};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +23,12 @@ use sys::process::{self, Namespaces, Resource, signals};
 /// Parts of /proc that tell of or reach the host: covered. Which of them exist depends on the kernel, and
 /// changes when it loads a module.
 const MASKED_FOLDERS: [&str; 3] = ["acpi", "asound", "scsi"];
-const MASKED_FILES: [&str; 12] = [
+const MASKED_FILES: [&str; 18] = [
+    "cmdline",
+    "diskstats",
     "interrupts",
+    "iomem",
+    "ioports",
     "kallsyms",
     "kcore",
     "key-users",
@@ -33,10 +37,15 @@ const MASKED_FILES: [&str; 12] = [
     "kpagecount",
     "kpageflags",
     "latency_stats",
+    "modules",
+    "partitions",
     "sched_debug",
     "sysrq-trigger",
     "timer_list",
 ];
+
+/// Files that root of the host alone may read: covered where root of the sandbox is the same to the kernel.
+const MASKED_FROM_HOST_ROOT: [&str; 3] = ["pagetypeinfo", "slabinfo", "vmallocinfo"];
 
 /// Parts of /proc that may be read only.
 const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
@@ -86,7 +95,7 @@ fn build(
     process::unshare(Namespaces::CGROUP).step(|| "unshare the cgroup view".into())?;
     process::set_host_name(launch.hostname.as_bytes()).step(|| "set the host name".into())?;
     root.attach(Path::new(stage::ROOT)).step(|| "attach the root".into())?;
-    let proc = mount_proc(root).step(|| "mount /proc".into())?;
+    let proc = mount_proc(root, users.is_none()).step(|| "mount /proc".into())?;
     let mut is_new = network.is_none();
     if !is_new && !is_unused_network(&proc) {
         process::unshare(Namespaces::NET)
@@ -106,6 +115,7 @@ fn build(
         files(root, launch).step(|| "bind the files of /etc".into())?;
     }
     cover(root, "sys", stage::sys()).step(|| "mount /sys".into())?;
+    protect::cover(root, &launch.protected)?;
     mount::pivot_root(root.as_fd()).step(|| "pivot_root".into())
 }
 
@@ -123,7 +133,7 @@ fn cover_present(inside: &MountFd, path: &str, what: io::Result<MountFd>) -> io:
     }
 }
 
-fn mount_proc(root: &MountFd) -> io::Result<MountFd> {
+fn mount_proc(root: &MountFd, is_host_root: bool) -> io::Result<MountFd> {
     let proc = Proc::default().mount_detached(Attributes::KERNEL)?;
     let place = root.open_inside(Path::new("proc"))?;
     mount::attach_at(&proc, place.as_fd(), Path::new(""))?;
@@ -139,6 +149,9 @@ fn mount_proc(root: &MountFd) -> io::Result<MountFd> {
     }
     mask(&proc, &MASKED_FOLDERS, stage::empty)?;
     mask(&proc, &MASKED_FILES, stage::null)?;
+    if is_host_root {
+        mask(&proc, &MASKED_FROM_HOST_ROOT, stage::null)?;
+    }
     Ok(proc)
 }
 
@@ -155,20 +168,45 @@ fn mask(proc: &MountFd, paths: &[&str], cover: impl Fn() -> io::Result<MountFd>)
     Ok(())
 }
 
-/// Whether nothing is left of the sandbox that had this network before: no socket of any kind, and no
-/// connection that waits for its time to be over. Its settings cannot have changed: nobody inside has the
-/// right. Making a network namespace is the most expensive step of a launch, so they are used again.
+/// Whether nothing is left of the sandbox that had this network before: no socket of any kind, no
+/// connection that waits for its time to be over, and nothing counted that would tell what it did. Its settings
+/// cannot have changed: nobody inside has the right. Making a network namespace is the most expensive step of
+/// a launch, so they are used again.
 fn is_unused_network(proc: &MountFd) -> bool {
+    const COUNTS: [&str; 4] = ["dev", "snmp", "snmp6", "netstat"];
+    let has_counted = |name| read_network(proc, name).is_ok_and(|text| !counts_nothing(&text));
+    has_no_socket(proc) && !COUNTS.into_iter().any(has_counted)
+}
+
+/// A file of the network that this process is in.
+fn read_network(proc: &MountFd, name: &str) -> io::Result<String> {
     use std::io::Read;
     let flags = sys::file::OFlags::RDONLY | sys::file::OFlags::CLOEXEC;
-    let own = format!("{}/net/sockstat", process::own_pid());
-    let Ok(file) = sys::file::open_beneath(proc.as_fd(), Path::new(&own), flags, 0) else {
-        return false;
-    };
+    let own = format!("{}/net/{name}", process::own_pid());
+    let file = sys::file::open_beneath(proc.as_fd(), Path::new(&own), flags, 0)?;
     let mut text = String::new();
-    if std::fs::File::from(file).read_to_string(&mut text).is_err() {
-        return false;
-    }
+    std::fs::File::from(file).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Whether every line of numbers has zeros only, but for what are settings and no counts.
+fn counts_nothing(text: &str) -> bool {
+    text.lines().all(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let settings = match words.next() {
+            // Forwarding and the default lifetime; the algorithm and its bounds.
+            Some("Ip:") => 2,
+            Some("Tcp:") => 4,
+            _ => 0,
+        };
+        let is_zero = words.clone().skip(settings).all(|word| word == "0");
+        // A line of names.
+        is_zero || words.any(|word| word.parse::<i64>().is_err())
+    })
+}
+
+fn has_no_socket(proc: &MountFd) -> bool {
+    let Ok(text) = read_network(proc, "sockstat") else { return false };
     let has = |line: &str, key: &str| {
         let words = text.lines().find(|known| known.starts_with(line)).unwrap_or_default();
         let mut words = words.split_whitespace();

@@ -18,6 +18,7 @@
 mod children;
 mod exec;
 mod init;
+mod protect;
 mod stage;
 mod user;
 mod users;

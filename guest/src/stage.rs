@@ -7,13 +7,14 @@
 //! /dev         tmpfs, read-only: the harmless devices, links, mount points
 //! /sys         tmpfs, read-only: the few parts of sysfs that programs need
 //! /masks       tmpfs, read-only and empty: covers what a sandbox must not see
+//! /hidden      tmpfs, read-only: a folder and a file that nobody may open, over protected paths
 //! ```
 
 use crate::users::Users;
 use crate::wire::{Failure, Step};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use sys::file::{Device, FileKind, make_node_at};
 use sys::mount::{
@@ -52,7 +53,8 @@ pub fn build() -> Result<(), Failure> {
         attach_new(&empty, "/masks")?;
         read_only(&empty)
     });
-    masks.step(|| "make /masks".into())
+    masks.step(|| "make /masks".into())?;
+    hidden().step(|| "make /hidden".into())
 }
 
 // The copies are made by path: a child lives in a copy of the namespace, so a descriptor of the
@@ -78,6 +80,16 @@ pub fn empty() -> io::Result<MountFd> {
 /// Something that covers a file.
 pub fn null() -> io::Result<MountFd> {
     mount::clone_tree(Path::new("/dev/null"), Recursive::No)
+}
+
+/// Something that covers a folder, and that nobody may open.
+pub fn hidden_folder() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/hidden/folder"), Recursive::No)
+}
+
+/// Something that covers a file, and that nobody may open.
+pub fn hidden_file() -> io::Result<MountFd> {
+    mount::clone_tree(Path::new("/hidden/file"), Recursive::No)
 }
 
 fn small_tmpfs(mode: u32) -> io::Result<MountFd> {
@@ -113,6 +125,14 @@ fn own_namespace() -> io::Result<()> {
     mount::pivot_root(root.as_fd())?;
     make_folder(ROOT)?;
     make_folder(FILES)
+}
+
+fn hidden() -> io::Result<()> {
+    let hidden = small_tmpfs(0o700)?;
+    attach_new(&hidden, "/hidden")?;
+    std::fs::DirBuilder::new().mode(0).create("/hidden/folder")?;
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0).open("/hidden/file")?;
+    read_only(&hidden)
 }
 
 fn devices() -> io::Result<()> {

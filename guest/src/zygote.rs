@@ -17,6 +17,7 @@ use std::path::Path;
 use sys::capability::{self, CapabilitySet};
 use sys::cgroup;
 use sys::process::{self, Exit, Fork, Forked, Namespaces, signals};
+use sys::profile::Profile;
 use sys::seccomp::Filter;
 
 /// What every sandbox of this zygote shares.
@@ -27,8 +28,10 @@ pub struct Shared {
     pub version_1: Vec<OwnedFd>,
     /// Our group in the version 2 hierarchy.
     pub version_2: Option<OwnedFd>,
-    /// What a sandbox may ask of the kernel.
-    pub filter: Filter,
+    /// What a sandbox may ask of the kernel, by the number of its profile.
+    pub filters: [Filter; Profile::ALL.len()],
+    /// Whether commands are put under AppArmor profiles.
+    pub apparmor: bool,
     /// What an init may ask of the kernel.
     pub init_filter: Filter,
     /// Our own pid namespace, to come back to.
@@ -123,7 +126,7 @@ fn configure(wire: Wire) -> Result<(Shared, Children), Failure> {
         .receive()
         .and_then(|incoming| incoming.ok_or_else(missing))
         .step(|| "receive the configuration".into())?;
-    let Request::Configure(Configure { version_1, version_2, seccomp }) = incoming.request.clone()
+    let Request::Configure(Configure { version_1, version_2, apparmor }) = incoming.request.clone()
     else {
         return Err(missing()).step(|| "the first request configures".into());
     };
@@ -131,13 +134,14 @@ fn configure(wire: Wire) -> Result<(Shared, Children), Failure> {
     let ends = std::fs::File::from(take()?);
     let version_1 = (0..version_1).map(|_| take()).collect::<Result<Vec<_>, _>>()?;
     let version_2 = if version_2 { Some(take()?) } else { None };
-    let filter = Filter::from_bytes(&seccomp).step(|| "system call filter".into())?;
     let pid_namespace = std::fs::File::open("/proc/self/ns/pid")
         .map(OwnedFd::from)
         .step(|| "open the pid namespace".into())?;
     stage::build()?;
-    let init_filter = Filter::init();
-    let shared = Shared { wire, version_1, version_2, filter, init_filter, pid_namespace };
+    // Once, for all sandboxes that there will be.
+    let (filters, init_filter) = (Profile::ALL.map(Profile::filter), Filter::init());
+    let shared =
+        Shared { wire, version_1, version_2, filters, apparmor, init_filter, pid_namespace };
     Ok((shared, Children::new(ends)))
 }
 

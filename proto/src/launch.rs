@@ -88,9 +88,9 @@ pub struct Configure {
     /// Whether a version 2 directory follows them.
     #[prost(bool, tag = "2")]
     pub version_2: bool,
-    /// The system call filter of every sandbox.
-    #[prost(bytes = "vec", tag = "3")]
-    pub seccomp: Vec<u8>,
+    /// Whether commands are put under the AppArmor profile of their sandbox, which is loaded.
+    #[prost(bool, tag = "3")]
+    pub apparmor: bool,
 }
 
 /// Makes a user namespace without ids, held by a process that does nothing else until it is killed.
@@ -141,6 +141,20 @@ pub struct Launch {
     /// Most descriptors of a process; 0: as the host has it.
     #[prost(uint32, tag = "17")]
     pub open_files: u32,
+    /// Paths that the sandbox cannot change.
+    #[prost(message, repeated, tag = "18")]
+    pub protected: Vec<Protected>,
+}
+
+/// A path that the sandbox cannot change, or not even see.
+#[derive(Clone, PartialEq, Message)]
+pub struct Protected {
+    /// From the root of the sandbox.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// Whether what is there cannot be read either.
+    #[prost(bool, tag = "2")]
+    pub hidden: bool,
 }
 
 /// Runs a command in a sandbox. Descriptors: the pidfd of its init, then standard input, output and
@@ -186,6 +200,9 @@ pub struct Exec {
     /// How many descriptors of version 1 groups follow the streams: those that only some sandboxes have.
     #[prost(uint32, tag = "17")]
     pub rare_groups: u32,
+    /// Number of the sandbox's profile.
+    #[prost(uint32, tag = "18")]
+    pub profile: u32,
     /// Whether the zygote holds output and error until [`Release`], so that a later runtime can go on
     /// reading them.
     #[prost(bool, tag = "11")]

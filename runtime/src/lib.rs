@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod apparmor;
 mod backends;
 mod compose;
 mod disk;
@@ -25,6 +26,7 @@ mod network;
 mod node;
 mod pack;
 mod plan;
+mod protect;
 mod pool;
 mod record;
 mod room;

@@ -457,6 +457,8 @@ fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
         defaults: plan::command_defaults(spec, &resolved.config),
         config: resolved.config.clone(),
         network: spec.network.clone(),
+        profile: spec.profile.to_string(),
+        protected: spec.protected.clone(),
         image: resolved.image,
         end: None,
         handle: None,

@@ -2,9 +2,11 @@
 
 use crate::backends::Command;
 use crate::disk::DiskSize;
+use crate::protect::ProtectedPath;
 use crate::spec::SandboxSpec;
 use layer::environment::RunConfig;
 use sys::cgroup::Bandwidth;
+use sys::profile::Profile;
 
 /// Limits with every default filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,6 +49,10 @@ pub struct LaunchPlan {
     pub resolv_conf: Vec<u8>,
     /// Most bytes in /dev/shm.
     pub shm_bytes: u64,
+    /// What its commands may ask of the kernel.
+    pub profile: Profile,
+    /// What it cannot change.
+    pub protected: Vec<ProtectedPath>,
 }
 
 const DEFAULT_SHM_BYTES: u64 = 64 << 20;
@@ -74,8 +80,15 @@ pub fn launch(spec: &SandboxSpec, defaults: &PlannedLimits, id: &str) -> LaunchP
         hosts: hosts.into_bytes(),
         resolv_conf: crate::network::RESOLV_CONF.to_vec(),
         shm_bytes: DEFAULT_SHM_BYTES.min(limits.memory_bytes),
+        profile: profile(spec),
+        protected: spec.protected.clone(),
         limits,
     }
+}
+
+fn profile(spec: &SandboxSpec) -> Profile {
+    let is_offline = spec.network.allow.is_empty() && spec.network.publish.is_empty();
+    if is_offline { spec.profile.without_network() } else { spec.profile }
 }
 
 /// Only who asks for a bound, or whose node has one, gets a disk of its own.

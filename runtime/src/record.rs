@@ -3,6 +3,7 @@
 use crate::backends::Handle;
 use crate::network::NetworkRecord;
 use crate::plan::CommandDefaults;
+use crate::protect::ProtectedPath;
 use layer::{EnvId, LayerId, Result};
 use proto::v1;
 use serde::{Deserialize, Serialize};
@@ -172,6 +173,12 @@ pub struct Record {
     /// What it reaches on the network, and what reaches it.
     #[serde(default)]
     pub network: NetworkRecord,
+    /// The name of its profile.
+    #[serde(default)]
+    pub profile: String,
+    /// What it cannot change.
+    #[serde(default)]
+    pub protected: Vec<ProtectedPath>,
     /// How it ended.
     pub end: Option<End>,
     /// Finds the running instance.
@@ -255,6 +262,8 @@ pub(crate) mod tests {
             defaults: CommandDefaults::default(),
             config: layer::environment::RunConfig::default(),
             network: NetworkRecord::default(),
+            profile: String::new(),
+            protected: Vec::new(),
             image: None,
             end: Some(End::Exited(3)),
             handle: None,

@@ -2,10 +2,12 @@
 
 use crate::disk;
 use crate::network::NetworkRecord;
+use crate::protect::{self, ProtectedPath};
 use layer::{Error, ErrorKind, Result};
 use proto::v1;
 use std::collections::BTreeMap;
 use sys::cgroup::Bandwidth;
+use sys::profile::Profile;
 
 /// A request to create a sandbox, validated. `None` is the default of the image or the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,6 +50,10 @@ pub struct SandboxSpec {
     pub plane: v1::Plane,
     /// What it reaches on the network, and what reaches it.
     pub network: NetworkRecord,
+    /// What it may ask of the kernel, and which rights its root has.
+    pub profile: Profile,
+    /// What it cannot change.
+    pub protected: Vec<ProtectedPath>,
 }
 
 /// The kernel refuses longer host names.
@@ -120,6 +126,8 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         hostname: request.hostname,
         plane,
         network: NetworkRecord::read(request.network.unwrap_or_default())?,
+        profile: protect::profile(&request.profile)?,
+        protected: protect::paths(request.protected_paths)?,
     })
 }
 

@@ -193,7 +193,7 @@ impl Zygote {
         folder: &Path,
         descriptors: &[OwnedFd],
         version_2: bool,
-        seccomp: Vec<u8>,
+        apparmor: bool,
     ) -> Result<Arc<Self>> {
         let (ours, theirs) =
             sys::socket::Seqpacket::pair().context(|| "socket pair for the zygote".into())?;
@@ -213,7 +213,7 @@ impl Zygote {
             next_request: AtomicU64::new(1),
         });
         let version_1 = descriptors.len() - usize::from(version_2);
-        let configure = Configure { version_1: version_1 as u32, version_2, seccomp };
+        let configure = Configure { version_1: version_1 as u32, version_2, apparmor };
         let ours = descriptors.iter().map(AsFd::as_fd);
         let borrowed: Vec<_> = std::iter::once(notes.file.as_fd()).chain(ours).collect();
         zygote.send(Request::Configure(configure), &borrowed).await?;

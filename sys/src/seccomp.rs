@@ -1,11 +1,11 @@
 //! System call filters: a table of verdicts compiled to classic BPF.
 //!
-//! For: the profile of what a sandbox may ask of the kernel. The program is a binary search over ranges
-//! of numbers, so it is short, quick to check when the kernel takes it, and almost every call that is
-//! always allowed is answered from the kernel's own bitmap afterwards.
+//! For: what a sandbox may ask of the kernel; the tables are in [`crate::profile`]. The program is a binary
+//! search over ranges of numbers, so it is short, quick to check when the kernel takes it, and almost every
+//! call that is always allowed is answered from the kernel's own bitmap afterwards.
 //!
-//! A denied call answers EPERM; a call that this profile does not know, that must be probed for, or of
-//! another ABI answers ENOSYS, so that programs fall back. Numbers are those of x86-64.
+//! A call that the table does not know or of another ABI answers ENOSYS, so that programs fall back.
+//! Numbers are those of x86-64.
 
 use std::io;
 
@@ -14,12 +14,12 @@ use std::io;
 pub enum Action {
     /// Runs it.
     Allow,
-    /// Answers this errno.
+    /// Answers this errno. 0: does nothing, and answers that it is done.
     Errno(u16),
 }
 
 impl Action {
-    fn value(self) -> u32 {
+    pub(crate) fn value(self) -> u32 {
         match self {
             Self::Allow => libc::SECCOMP_RET_ALLOW,
             Self::Errno(errno) => libc::SECCOMP_RET_ERRNO | u32::from(errno),
@@ -27,11 +27,22 @@ impl Action {
     }
 }
 
-/// A test of the low 32 bits of an argument.
+/// Which 32 bits of an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    /// All that the kernel takes of an `int`.
+    Low,
+    /// The rest of a pointer.
+    High,
+}
+
+/// A test of one half of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
     /// Which argument, from 0.
     pub argument: u8,
+    /// Which half of it.
+    pub half: Half,
     /// Bits that count.
     pub mask: u32,
     /// Whether the masked argument must equal `value` or must differ from it.
@@ -45,19 +56,17 @@ pub struct Test {
 pub enum Verdict {
     /// The same for all arguments.
     Always(Action),
-    /// `then` when any test holds, else `otherwise`.
-    If {
-        /// The tests.
-        any: Vec<Test>,
-        /// When one holds.
-        then: Action,
+    /// What stands beside the first test that holds, else `otherwise`.
+    First {
+        /// The tests, in order.
+        of: Vec<(Test, Action)>,
         /// When none holds.
         otherwise: Action,
     },
 }
 
-const NO_CALL: Verdict = Verdict::Always(Action::Errno(libc::ENOSYS as u16));
-const DENIED: Action = Action::Errno(libc::EPERM as u16);
+/// The verdict over calls that nobody looked at.
+pub(crate) const NO_CALL: Verdict = Verdict::Always(Action::Errno(libc::ENOSYS as u16));
 
 /// A compiled filter.
 #[derive(Debug, Clone)]
@@ -88,11 +97,6 @@ impl Filter {
         Self { program }
     }
 
-    /// The default profile of a sandbox.
-    pub fn sandbox() -> Self {
-        Self::compile(&sandbox_verdicts())
-    }
-
     /// The profile of the init of a sandbox: what it takes to report, to give everything up and to sleep.
     /// Short, since the kernel translates it once more for every sandbox.
     pub fn init() -> Self {
@@ -103,30 +107,9 @@ impl Filter {
         Self::compile(&table)
     }
 
-    /// The program as the bytes that [`Filter::from_bytes`] takes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.program.len() * 8);
-        for line in &self.program {
-            bytes.extend(line.code.to_ne_bytes());
-            bytes.extend([line.jt, line.jf]);
-            bytes.extend(line.k.to_ne_bytes());
-        }
-        bytes
-    }
-
-    /// The inverse of [`Filter::to_bytes`]. The kernel checks the program when it is installed.
-    pub fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
-        let (lines, rest) = bytes.as_chunks::<8>();
-        if lines.is_empty() || lines.len() > 4096 || !rest.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no BPF program"));
-        }
-        let program = lines.iter().map(|line| libc::sock_filter {
-            code: u16::from_ne_bytes([line[0], line[1]]),
-            jt: line[2],
-            jf: line[3],
-            k: u32::from_ne_bytes([line[4], line[5], line[6], line[7]]),
-        });
-        Ok(Self { program: program.collect() })
+    /// How many instructions it has.
+    pub fn length(&self) -> usize {
+        self.program.len()
     }
 
     /// Puts the filter over the calling thread and all that it starts, for ever. The caller must have
@@ -184,17 +167,19 @@ fn search(ranges: &[(u32, &Verdict)]) -> Vec<libc::sock_filter> {
 }
 
 fn answer(verdict: &Verdict) -> Vec<libc::sock_filter> {
-    let (any, then, otherwise) = match verdict {
+    let (tests, otherwise) = match verdict {
         Verdict::Always(always) => return vec![action(*always)],
-        Verdict::If { any, then, otherwise } => (any, *then, *otherwise),
+        Verdict::First { of, otherwise } => (of, *otherwise),
     };
     let mut program = Vec::new();
-    for test in any {
-        program.push(load(ARGUMENTS_OFFSET + 8 * u32::from(test.argument)));
+    for (test, then) in tests {
+        // Little endian: the low half lies first.
+        let half = if test.half == Half::High { 4 } else { 0 };
+        program.push(load(ARGUMENTS_OFFSET + 8 * u32::from(test.argument) + half));
         program.push(statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, test.mask));
         let (if_true, if_false) = if test.equal { (0, 1) } else { (1, 0) };
         program.push(jump(libc::BPF_JEQ, test.value, if_true, if_false));
-        program.push(action(then));
+        program.push(action(*then));
     }
     program.push(action(otherwise));
     program
@@ -215,144 +200,13 @@ const INIT_CALLS: &[libc::c_long] = &[
     libc::SYS_sendmsg,
 ];
 
-/// Calls that no program in a sandbox needs and that reach beyond it: modules, kexec, swap, clocks,
-/// mounts, namespaces, keys, BPF, tracing of the machine, raw ports, quotas.
-const DENIED_CALLS: &[libc::c_long] = &[
-    libc::SYS_acct,
-    libc::SYS_add_key,
-    libc::SYS_adjtimex,
-    libc::SYS_bpf,
-    libc::SYS_clock_adjtime,
-    libc::SYS_clock_settime,
-    libc::SYS_delete_module,
-    libc::SYS_fanotify_init,
-    libc::SYS_fanotify_mark,
-    libc::SYS_finit_module,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fsopen,
-    libc::SYS_fspick,
-    libc::SYS_init_module,
-    libc::SYS_ioperm,
-    libc::SYS_iopl,
-    libc::SYS_kcmp,
-    libc::SYS_kexec_file_load,
-    libc::SYS_kexec_load,
-    libc::SYS_keyctl,
-    libc::SYS_mount,
-    libc::SYS_mount_setattr,
-    libc::SYS_move_mount,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_open_tree,
-    libc::SYS_perf_event_open,
-    libc::SYS_pivot_root,
-    libc::SYS_quotactl,
-    libc::SYS_quotactl_fd,
-    libc::SYS_reboot,
-    libc::SYS_request_key,
-    libc::SYS_setdomainname,
-    libc::SYS_sethostname,
-    libc::SYS_setns,
-    libc::SYS_settimeofday,
-    libc::SYS_swapoff,
-    libc::SYS_swapon,
-    libc::SYS_syslog,
-    libc::SYS_umount2,
-    libc::SYS_unshare,
-    libc::SYS_userfaultfd,
-    libc::SYS_vhangup,
-];
-
-/// Calls that programs probe for and do without: io_uring by policy, clone3 because its flags cannot
-/// be seen by a filter, cachestat because the page cache of a layer is shared by sandboxes, and those
-/// that only old kernels had.
-const ABSENT_CALLS: &[libc::c_long] = &[
-    CACHESTAT,
-    libc::SYS__sysctl,
-    libc::SYS_afs_syscall,
-    libc::SYS_clone3,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
-    libc::SYS_lookup_dcookie,
-    libc::SYS_memfd_secret,
-    libc::SYS_modify_ldt,
-    libc::SYS_security,
-    libc::SYS_sysfs,
-    libc::SYS_uselib,
-    libc::SYS_ustat,
-    libc::SYS_vserver,
-];
-
-// Calls without a name in libc.
-const CACHESTAT: libc::c_long = 451;
-const OPEN_TREE_ATTR: libc::c_long = 467;
-const FILE_SETATTR: libc::c_long = 469;
-/// create_module, get_kernel_syms, query_module, nfsservctl, getpmsg, putpmsg, tuxcall.
-const OLD_CALLS: [usize; 7] = [174, 177, 178, 180, 181, 182, 184];
-/// lsm_get_self_attr, lsm_set_self_attr, lsm_list_modules.
-const LSM_CALLS: [usize; 3] = [459, 460, 461];
-
-/// Numbers that were looked at: the first and the last of each run.
-const KNOWN: [(usize, usize); 2] = [(0, 334), (424, 469)];
-
-fn sandbox_verdicts() -> Vec<Verdict> {
-    let mut table = vec![NO_CALL; KNOWN[1].1 + 1];
-    for (first, last) in KNOWN {
-        table[first..=last].fill(Verdict::Always(Action::Allow));
-    }
-    for number in DENIED_CALLS.iter().chain([&OPEN_TREE_ATTR, &FILE_SETATTR]) {
-        table[*number as usize] = Verdict::Always(DENIED);
-    }
-    for number in ABSENT_CALLS {
-        table[*number as usize] = NO_CALL;
-    }
-    for number in OLD_CALLS.into_iter().chain(LSM_CALLS) {
-        table[number] = NO_CALL;
-    }
-    let equals = |argument, mask, value| Test { argument, mask, equal: true, value };
-    let deny = |any| Verdict::If { any, then: DENIED, otherwise: Action::Allow };
-    const ALL: u32 = u32::MAX;
-    // New namespaces would bring back the rights that were dropped. CLONE_PARENT would make a child of
-    // our zygote, which has to reap it and to tell the runtime, at the expense of everybody else.
-    const NAMESPACES_AND_PARENT: u32 = 0x7e02_8000;
-    table[libc::SYS_clone as usize] =
-        deny(vec![Test { argument: 0, mask: NAMESPACES_AND_PARENT, equal: false, value: 0 }]);
-    // Others know no network namespace (AF_VSOCK reaches the hypervisor) or are little else than a way
-    // into rarely used kernel code (AF_ALG, AF_TIPC, AF_RDS, AF_QIPCRTR, ...).
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
-    for call in [libc::SYS_socket, libc::SYS_socketpair] {
-        table[call as usize] = Verdict::If {
-            any: families.map(|family| equals(0, ALL, family as u32)).to_vec(),
-            then: Action::Allow,
-            otherwise: Action::Errno(libc::EAFNOSUPPORT as u16),
-        };
-    }
-    table[libc::SYS_ioctl as usize] = deny(vec![
-        equals(1, ALL, 0x5412), // TIOCSTI: typing into the terminal of somebody else
-        equals(1, ALL, 0x541c), // TIOCLINUX
-        equals(1, 0xffff, 0x586d), // XFS_IOC_SWAPEXT
-        equals(1, 0xffff, 0x5881), // XFS_IOC_EXCHANGE_RANGE
-        equals(1, 0xffff, 0x5882), // XFS_IOC_START_COMMIT
-        equals(1, 0xffff, 0x5883), // XFS_IOC_COMMIT_RANGE
-        equals(1, 0xffff, 0x660f), // EXT4_IOC_MOVE_EXT
-        equals(1, 0xffff, 0x5820), // FS_IOC_FSSETXATTR: project ids, and with them the quota
-    ]);
-    let personas = [0, 0x8, 0x2_0000, 0x2_0008, 0x4_0000, ALL];
-    table[libc::SYS_personality as usize] = Verdict::If {
-        any: personas.map(|persona| equals(0, ALL, persona)).to_vec(),
-        then: Action::Allow,
-        otherwise: DENIED,
-    };
-    table
-}
-
+/// What the kernel would answer to a call under a filter.
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Runs a program the way the kernel does, for the instructions that we emit.
-    fn run(filter: &Filter, arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
+    pub fn run(filter: &Filter, arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = [0u8; 64];
         data[..4].copy_from_slice(&number.to_ne_bytes());
         data[4..8].copy_from_slice(&arch.to_ne_bytes());
@@ -383,19 +237,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_number_gets_the_verdict_of_the_table() {
-        let (filter, table) = (Filter::sandbox(), sandbox_verdicts());
-        for number in 0..1000u32 {
-            let expected = match table.get(number as usize) {
-                Some(Verdict::Always(action)) => *action,
-                Some(Verdict::If { .. }) => continue,
-                None => Action::Errno(libc::ENOSYS as u16),
-            };
-            let found = run(&filter, AUDIT_ARCH_X86_64, number, [0; 6]);
-            assert_eq!(found, expected.value(), "{number}");
-        }
-        assert!(filter.program.len() < 400, "{}", filter.program.len());
+    /// [`run`] for our own ABI.
+    pub fn call(filter: &Filter, number: libc::c_long, arguments: [u64; 6]) -> u32 {
+        run(filter, AUDIT_ARCH_X86_64, number as u32, arguments)
     }
 
     #[test]
@@ -411,43 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn arguments_decide_where_they_must() {
-        let filter = Filter::sandbox();
-        let call = |number: libc::c_long, arguments| {
-            run(&filter, AUDIT_ARCH_X86_64, number as u32, arguments)
-        };
-        let denied = DENIED.value();
-        let swap_extents = 0xc0c0_586d;
-        assert_eq!(call(libc::SYS_ioctl, [3, swap_extents, 0, 0, 0, 0]), denied);
-        assert_eq!(call(libc::SYS_ioctl, [3, 0x5401, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(call(libc::SYS_clone, [0x1000_0011, 0, 0, 0, 0, 0]), denied);
-        assert_eq!(call(libc::SYS_clone, [0x11, 0, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
-        // CLONE_PARENT.
-        assert_eq!(call(libc::SYS_clone, [0x8011, 0, 0, 0, 0, 0]), denied);
-        let no_family = Action::Errno(libc::EAFNOSUPPORT as u16).value();
-        for family in 0..64 {
-            let known = [1, 2, 10, 16].contains(&family);
-            let expected = if known { libc::SECCOMP_RET_ALLOW } else { no_family };
-            assert_eq!(call(libc::SYS_socket, [family, 1, 0, 0, 0, 0]), expected, "{family}");
-            assert_eq!(call(libc::SYS_socketpair, [family, 1, 0, 0, 0, 0]), expected, "{family}");
-        }
-        assert_eq!(call(libc::SYS_personality, [5, 0, 0, 0, 0, 0]), denied);
+    fn the_first_test_that_holds_decides_also_about_the_upper_half() {
+        let test = |half, value| Test { argument: 1, half, mask: u32::MAX, equal: true, value };
+        let done = Action::Errno(0);
+        let of = vec![(test(Half::High, 7), done), (test(Half::Low, 5), Action::Errno(1))];
+        let filter = Filter::compile(&[Verdict::First { of, otherwise: Action::Allow }]);
+        assert_eq!(call(&filter, 0, [0, 7 << 32 | 5, 0, 0, 0, 0]), done.value());
+        assert_eq!(call(&filter, 0, [0, 8 << 32 | 5, 0, 0, 0, 0]), Action::Errno(1).value());
+        assert_eq!(call(&filter, 0, [0, 7, 0, 0, 0, 0]), Action::Allow.value());
     }
 
     #[test]
     fn other_abis_get_no_call_at_all() {
-        let filter = Filter::sandbox();
+        let filter = Filter::init();
         let absent = Action::Errno(libc::ENOSYS as u16).value();
         assert_eq!(run(&filter, 0x4000_0003, 3, [0; 6]), absent);
         assert_eq!(run(&filter, AUDIT_ARCH_X86_64, 0x4000_0000, [0; 6]), absent);
-    }
-
-    #[test]
-    fn bytes_round_trip_and_rubbish_is_refused() {
-        let filter = Filter::sandbox();
-        let bytes = filter.to_bytes();
-        assert_eq!(Filter::from_bytes(&bytes).unwrap().to_bytes(), bytes);
-        assert!(Filter::from_bytes(&[]).is_err());
-        assert!(Filter::from_bytes(&[0; 9]).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 21] = [
     ("protobuf-compiler", "generates the gRPC types"),
     ("librocksdb-dev", "the catalog of imaged"),
     ("libclang-dev", "bindings of RocksDB"),
@@ -15,6 +15,7 @@ const PACKAGES: [(&str, &str); 20] = [
     ("libbpf-dev", "the packet filter of sandboxes"),
     ("erofs-utils", "judge of our EROFS images"),
     ("git", "judge of refreshed git indexes"),
+    ("apparmor", "judge of AppArmor profiles"),
     ("busybox-static", "root file system of runtime tests"),
     ("qemu-system-x86", "guests of VM tests"),
     ("crun", "judge of containers"),

@@ -19,6 +19,40 @@ pub enum Backend {
     Vm,
 }
 
+/// What a sandbox may ask of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SandboxProfile {
+    /// For code that only computes: no right of root, no tracing, no change of users, no sockets without a network
+    Strict,
+    /// For most work
+    #[default]
+    Default,
+    /// For builds of packages: any personality too
+    Build,
+}
+
+/// A path that nobody inside may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Protected {
+    /// The path.
+    pub path: String,
+    /// Whether nobody may read it either.
+    pub hidden: bool,
+}
+
+fn protected(text: &str) -> Result<Protected, String> {
+    let (path, hidden) = match text.rsplit_once(':') {
+        Some((path, "hidden")) => (path, true),
+        Some((path, "ro")) => (path, false),
+        Some(_) => return Err("after the path comes `:ro` or `:hidden`".to_owned()),
+        None => (text, false),
+    };
+    if !path.starts_with('/') {
+        return Err("the path is not absolute".to_owned());
+    }
+    Ok(Protected { path: path.to_owned(), hidden })
+}
+
 /// What a command in a sandbox gets beside its words; what is left out is the environment's.
 #[derive(Debug, Args)]
 pub struct Process {
@@ -85,6 +119,12 @@ pub struct Spec {
     pub cpuset: Option<String>,
     #[command(flatten)]
     pub network: super::NetworkSpec,
+    /// What it may ask of the kernel, and which rights its root has
+    #[arg(long, value_enum, default_value_t)]
+    pub profile: SandboxProfile,
+    /// Let nobody inside change what is at this path, nor move or replace it; with `:hidden` nor read it
+    #[arg(long, value_name = "PATH[:ro|hidden]", value_parser = protected)]
+    pub protect: Vec<Protected>,
     /// Label the sandbox
     #[arg(short, long = "label", value_name = "K=V", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -218,4 +258,18 @@ pub struct PackDiff {
     /// Keep only paths that match
     #[arg(long, value_name = "GLOB")]
     pub include: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_protected_path_says_whether_it_is_hidden() {
+        let of = |path: &str, hidden| Ok(Protected { path: path.into(), hidden });
+        assert_eq!(protected("/opt/x"), of("/opt/x", false));
+        assert_eq!(protected("/opt/x:ro"), of("/opt/x", false));
+        assert_eq!(protected("/a:b:hidden"), of("/a:b", true));
+        assert!(protected("/opt/x:rw").is_err() && protected("opt").is_err());
+    }
 }

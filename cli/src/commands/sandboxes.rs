@@ -3,7 +3,7 @@
 use super::exec::{exit_code, lost_sandbox, print};
 use super::mount::wire_plane;
 use super::{Scene, lost_name, named};
-use crate::args::{Backend, Create, Ids, Logs, Ps, Rm, Spec, Stop};
+use crate::args::{Backend, Create, Ids, Logs, Protected, Ps, Rm, SandboxProfile, Spec, Stop};
 use crate::errors::{Failure, Outcome, Remedy};
 use crate::node::start::{self, Lifetime, Node};
 use crate::output::{Output, Row};
@@ -26,6 +26,15 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         Backend::Fncall => v1::Backend::Fncall,
         Backend::Microvm => v1::Backend::Microvm,
         Backend::Vm => v1::Backend::Vm,
+    };
+    let profile = match spec.profile {
+        SandboxProfile::Strict => "strict",
+        SandboxProfile::Default => "default",
+        SandboxProfile::Build => "build",
+    };
+    let protected = |protected: &Protected| {
+        let Protected { path, hidden } = protected.clone();
+        v1::ProtectedPath { path, hidden }
     };
     Ok(CreateRequest {
         environment: named(&spec.reference)?,
@@ -51,6 +60,8 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         hostname: spec.hostname.clone(),
         plane: wire_plane(spec.plane).into(),
         network: Some(super::network::policy(&spec.network)?),
+        profile: profile.to_owned(),
+        protected_paths: spec.protect.iter().map(protected).collect(),
     })
 }
 

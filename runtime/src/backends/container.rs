@@ -10,6 +10,7 @@ use crate::disk;
 use crate::ids::Ids;
 use crate::plan::LaunchPlan;
 use crate::pool::{Pool, Slot, Users};
+use crate::protect::ProtectedPath;
 use crate::room::Written;
 use crate::zygote::former::Former;
 use crate::zygote::{CommandStart, Process, Zygote};
@@ -66,7 +67,8 @@ struct Shared {
     config: ContainerConfig,
     hierarchies: Arc<Hierarchies>,
     pool: Pool,
-    filter: Vec<u8>,
+    /// Whether the profiles of AppArmor are loaded.
+    apparmor: bool,
     boot: String,
     zygote: RwLock<Option<Arc<Zygote>>>,
     former: Arc<Former>,
@@ -108,7 +110,7 @@ impl Container {
             users: None,
             hierarchies,
             pool,
-            filter: sys::seccomp::Filter::sandbox().to_bytes(),
+            apparmor: crate::apparmor::load(),
             boot: boot.trim().to_owned(),
             zygote: RwLock::new(None),
             former,
@@ -177,7 +179,7 @@ impl Shared {
         }
         let zygotes = self.config.slots.with_file_name(ZYGOTES);
         let zygote =
-            Zygote::start(&zygotes, &descriptors, version_2.is_some(), self.filter.clone()).await?;
+            Zygote::start(&zygotes, &descriptors, version_2.is_some(), self.apparmor).await?;
         *place = Some(Arc::clone(&zygote));
         Ok(zygote)
     }
@@ -275,6 +277,7 @@ impl Backend for Container {
             shm_bytes: plan.shm_bytes,
             first_id: ids.first(),
             open_files: plan.limits.open_files.unwrap_or(0),
+            protected: plan.protected.iter().map(ProtectedPath::wire).collect(),
             ..Launch::default()
         };
         let launched = match self.shared.zygote().await {
@@ -296,7 +299,8 @@ impl Backend for Container {
                 if let Ok(network) = sys::process::network_namespace_of(init.pidfd.as_fd()) {
                     slot.keep_network(network);
                 }
-                Ok(Box::new(ContainerInstance::new(&self.shared, slot, ids, init, false)))
+                let inner = Inner { ids, profile: plan.profile.number(), is_adopted: false };
+                Ok(Box::new(ContainerInstance::new(&self.shared, slot, init, inner)))
             }
             Err(error) => {
                 let shared = Arc::clone(&self.shared);
@@ -322,7 +326,8 @@ impl Backend for Container {
         let slot = self.shared.pool.adopt(handle.slot);
         let ids = Ids::of_process(handle.pid)?;
         let init = Process::adopted(handle.pid, pidfd, Arc::clone(&self.shared.former));
-        Ok(Some(Box::new(ContainerInstance::new(&self.shared, slot, ids, init, true))))
+        let inner = Inner { ids, profile: handle.profile, is_adopted: true };
+        Ok(Some(Box::new(ContainerInstance::new(&self.shared, slot, init, inner))))
     }
 
     async fn sweep(&self, keep: &[Handle]) -> Result<()> {
@@ -334,6 +339,13 @@ impl Backend for Container {
 
 fn panicked(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorKind::Internal, "a blocking step panicked").with_source(error)
+}
+
+/// What is known of an instance beside its slot and its init.
+struct Inner {
+    ids: Ids,
+    profile: u32,
+    is_adopted: bool,
 }
 
 #[derive(Debug)]
@@ -355,17 +367,12 @@ struct ContainerInstance {
 }
 
 impl ContainerInstance {
-    fn new(
-        shared: &Arc<Shared>,
-        slot: Slot,
-        ids: Ids,
-        mut init: Process,
-        is_adopted: bool,
-    ) -> Self {
+    fn new(shared: &Arc<Shared>, slot: Slot, mut init: Process, inner: Inner) -> Self {
+        let Inner { ids, profile, is_adopted } = inner;
         let pidfd = Arc::clone(&init.pidfd);
         let process_number = sys::process::pidfd_number(pidfd.as_fd()).unwrap_or(0);
-        let handle =
-            Handle { slot: slot.number, pid: init.pid, process_number, boot: shared.boot.clone() };
+        let (pid, boot) = (init.pid, shared.boot.clone());
+        let handle = Handle { slot: slot.number, pid, process_number, boot, profile };
         let rare_groups = shared.pool.group(slot.number).open_rare().unwrap_or_else(|error| {
             tracing::error!(%error, "commands run without the rare limits of their sandbox");
             Vec::new()
@@ -432,6 +439,7 @@ impl Instance for ContainerInstance {
             hold: command.is_held,
             first_id: self.ids.first(),
             rare_groups: self.rare_groups.len() as u32,
+            profile: self.handle.profile,
         };
         let zygote = self.shared.zygote().await?;
         let rare = self.rare_groups.iter().map(AsFd::as_fd);

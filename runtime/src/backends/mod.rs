@@ -29,6 +29,9 @@ pub struct Handle {
     pub process_number: u64,
     /// Which start of the machine that was.
     pub boot: String,
+    /// Number of the profile of its commands.
+    #[serde(default)]
+    pub profile: u32,
 }
 
 /// A command, ready to be started.

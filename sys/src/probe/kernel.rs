@@ -32,17 +32,7 @@ pub(super) fn seccomp() -> Attempt {
 }
 
 pub(super) fn landlock() -> Attempt {
-    const VERSION: libc::c_uint = 1;
-    // SAFETY: with this flag the kernel takes no memory and answers a number.
-    let version = check(unsafe {
-        libc::syscall(
-            libc::SYS_landlock_create_ruleset,
-            std::ptr::null::<libc::c_void>(),
-            0,
-            VERSION,
-        )
-    })?;
-    Ok(format!("ABI {version}"))
+    Ok(format!("ABI {}", crate::landlock::version()?))
 }
 
 pub(super) fn security_module(name: &str) -> Attempt {
