@@ -67,6 +67,9 @@ impl Policy {
     }
 
     fn add(&mut self, line: &str) -> Result<()> {
+        if self.lines.iter().any(|known| known == line) {
+            return Ok(());
+        }
         let word = line.split(',').next().unwrap_or_default();
         let is_preset = !word.contains(['.', ':', '/', '*']);
         if is_preset {
@@ -83,10 +86,7 @@ impl Policy {
         } else {
             self.rules.push(Rule::parse(line)?);
         }
-        let line = line.to_owned();
-        if !self.lines.contains(&line) {
-            self.lines.push(line);
-        }
+        self.lines.push(line.to_owned());
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 use crate::quantity;
 use clap::{Args, ValueEnum};
 use runtime::RuntimeConfig;
+use std::net::{IpAddr, SocketAddr};
 
 /// Settings of the runtime.
 #[derive(Debug, Clone, Default, Args)]
@@ -21,6 +22,18 @@ pub struct SandboxOptions {
     /// [default: a hundredth of it]
     #[arg(long, value_name = "SIZE", env = "LAMELLA_DISK_RESERVE", value_parser = quantity::bytes)]
     pub disk_reserve: Option<u64>,
+    /// Ask this resolver for the names that sandboxes may ask for, instead of those of the host
+    #[arg(
+        long = "resolver", value_name = "ADDRESS[:PORT]", env = "LAMELLA_RESOLVER",
+        value_delimiter = ',', value_parser = resolver
+    )]
+    pub resolvers: Vec<SocketAddr>,
+    /// Reach a server of a registry elsewhere, for example https://pypi.org=https://mirror.example
+    #[arg(
+        long = "registry-mirror", value_name = "URL=URL", env = "LAMELLA_REGISTRY_MIRROR",
+        value_delimiter = ',', value_parser = mirror
+    )]
+    pub registry_mirrors: Vec<(String, String)>,
 }
 
 /// Whether sandboxes have users of their own.
@@ -35,6 +48,21 @@ pub enum UserNamespaces {
     Off,
 }
 
+/// An address, with port 53 where none is said.
+fn resolver(text: &str) -> Result<SocketAddr, String> {
+    let whole = text.parse::<SocketAddr>();
+    let address = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53));
+    whole.or_else(|_| address()).map_err(|_| "expected ADDRESS or ADDRESS:PORT".to_owned())
+}
+
+/// Two URLs.
+fn mirror(text: &str) -> Result<(String, String), String> {
+    let is_url = |text: &str| text.starts_with("https://") || text.starts_with("http://");
+    let two = text.split_once('=').filter(|(server, mirror)| is_url(server) && is_url(mirror));
+    let (server, mirror) = two.ok_or("expected URL=URL")?;
+    Ok((server.trim_end_matches('/').to_owned(), mirror.to_owned()))
+}
+
 impl SandboxOptions {
     /// Puts the settings where the runtime reads them.
     pub fn apply(&self, config: &mut RuntimeConfig) {
@@ -45,5 +73,7 @@ impl SandboxOptions {
         };
         config.default_disk_bytes = self.sandbox_disk;
         config.disk_reserve_bytes = self.disk_reserve;
+        config.network.resolvers.clone_from(&self.resolvers);
+        config.network.mirrors = self.registry_mirrors.iter().cloned().collect();
     }
 }

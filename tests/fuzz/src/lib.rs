@@ -38,4 +38,5 @@ pub const TARGETS: &[Target] = &[
     targets::documents::REFERENCE,
     targets::documents::PROFILE,
     targets::documents::SIGNATURE,
+    targets::network::NETWORK,
 ];

@@ -3,5 +3,6 @@
 pub mod documents;
 pub mod erofs;
 pub mod layers;
+pub mod network;
 pub mod stored;
 pub mod tree;
