@@ -336,11 +336,12 @@ impl Pool {
         if before.map(|limits| limits.cpu_millis) != Some(now.cpu_millis) {
             group.set_cpu(now.cpu_millis).context(|| "limit cpu".into())?;
         }
-        // A group is made with the usual weight.
-        if before.and_then(|limits| limits.cpu_weight) != now.cpu_weight {
+        if before.map(|limits| limits.cpu_weight) != Some(now.cpu_weight) {
             group.set_cpu_weight(now.cpu_weight).context(|| "weigh cpu".into())?;
         }
-        if now.are_rare() || before.is_some_and(PlannedLimits::are_rare) {
+        // Of the user that an earlier runtime had in it nothing is known.
+        let had_rare = before.map_or_else(|| group.is_rare(), PlannedLimits::are_rare);
+        if now.are_rare() || had_rare {
             self.set_rare(&group, now)?;
         }
         Ok(())

@@ -232,7 +232,9 @@ async fn who_fills_the_disk_that_all_share_is_stopped_and_the_others_go_on() -> 
         }
         let ended = client.wait(&greedy).await?;
         assert_eq!(how(&ended.end), Some(end::How::DiskFull(true)), "{line}: {ended:?}");
-        assert!(ended.reason.contains("nearly full"), "{ended:?}");
+        // It is stopped, or meets the end of the disk first.
+        let reason = &ended.reason;
+        assert!(reason.is_empty() || reason.contains("nearly full"), "{ended:?}");
         assert_eq!(client.shell(&quiet, "stat -c %s /mine").await?, "1000000\n");
         client
             .shell(&quiet, "echo more >> /mine; rm /mine; head -c 1000000 /dev/zero > /mine")

@@ -49,6 +49,20 @@ impl Group<'_> {
         }
     }
 
+    /// Whether the group is bound to processors or in its bandwidth, or was once.
+    pub fn is_rare(&self) -> bool {
+        let hierarchies = self.hierarchies;
+        let places = [(&hierarchies.cpuset, "cpuset.cpus"), (&hierarchies.io, "io.max")];
+        let is_set = |(place, name): (&Option<Place>, &str)| match place {
+            Some(place) if place.unified => {
+                let text = std::fs::read_to_string(place.root.join(&self.name).join(name));
+                text.is_ok_and(|text| !text.trim().is_empty())
+            }
+            _ => false,
+        };
+        !self.rare_directories().is_empty() || places.into_iter().any(is_set)
+    }
+
     /// Descriptors of the version 1 groups of this name that only some have, for [`super::join_version_1`].
     pub fn open_rare(&self) -> io::Result<Vec<OwnedFd>> {
         self.rare_directories().iter().map(|group| super::open_directory(group)).collect()
