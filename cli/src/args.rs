@@ -8,6 +8,7 @@ mod oci;
 mod store;
 
 mod images;
+mod lifetime;
 mod network;
 mod node;
 mod sandboxes;
@@ -16,6 +17,7 @@ mod sign;
 pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use commands::*;
 pub use images::*;
+pub use lifetime::*;
 pub use network::*;
 pub use node::*;
 pub use oci::{FromRegistry, Oci, OciExport, OciReferrers, Pull};
@@ -131,10 +133,14 @@ pub enum Action {
     Stop(Stop),
     /// Remove sandboxes
     Rm(Rm),
-    /// Freeze sandboxes
+    /// Freeze sandboxes and give their memory back
     Pause(Ids),
     /// Let paused sandboxes go on
     Resume(Ids),
+    /// Make sandboxes that begin with the files of another one; processes are not copied
+    Fork(Fork),
+    /// Say for how long an owner answers for its sandboxes; then they are ended
+    RenewOwner(RenewOwner),
     /// What a sandbox reaches on the network: show it, change it, see what was refused
     Net(Net),
     /// Publish what a sandbox wrote as a layer and an environment

@@ -11,6 +11,9 @@ use proto::v1::Plane;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How long processes of a paused sandbox may take to stop.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Adopts and sweeps. `records`: what the journal says, the oldest first; `remembered`: of commands.
 pub async fn adopt(
     node: &Arc<Node>,
@@ -80,14 +83,21 @@ async fn take_over(
         // CRASH: a runtime that died while it packed or paused left the sandbox frozen.
         instance.thaw()?;
     }
+    if record.state == State::Paused {
+        // CRASH: a runtime that died while it resumed may have let it go on and not have said so.
+        instance.freeze(FREEZE_DEADLINE).await?;
+    }
     if let Err(error) = node.networks.begin(sandbox, &instance).await {
         // It stays without a network, as the dead runtime left it.
         tracing::warn!(id = sandbox.id(), error = %error.chain(), "connect a sandbox again");
     }
     node.supervise(sandbox, Arc::clone(&instance), layers);
     let former = node.container.former();
+    node.lifetimes.watch(sandbox);
     exec::adopt::living(sandbox, &instance, former, remembered, &node.meters);
     if record.state == State::Stopping {
+        // It may have been paused before.
+        instance.thaw()?;
         sandbox.stop(Duration::ZERO).await?;
     }
     Ok(())

@@ -42,18 +42,24 @@ pub fn make_skeleton(folder: &Path) -> Result<()> {
 /// files as those of its users; what lies on disk keeps the numbers that it has inside. Ids beyond them
 /// appear as nobody's, and their files cannot be changed. Unsupported, before anything is changed: a file
 /// system cannot shift owners.
+///
+/// `seed`: what the writable folder begins with.
 pub fn overlay(
     skeleton: &Path,
     layers: &[PathBuf],
     slot: &Slot,
     users: Option<&Users>,
+    seed: Option<&Path>,
 ) -> Result<MountFd> {
     let top = layers.last().ok_or_else(|| Error::invalid("an environment without layers"))?;
     let shown = |path: &Path| show(path, users);
     let lowers = layers.iter().rev().map(PathBuf::as_path).chain([skeleton]);
     let lowers = lowers.map(shown).collect::<Result<Vec<MountFd>>>()?;
     let lowers: Vec<_> = lowers.iter().map(|lower| OverlayLower::Fd(lower.as_fd())).collect();
-    own_like(&slot.upper, top)?;
+    match seed {
+        Some(seed) => crate::fork::copy_tree(seed, &slot.upper)?,
+        None => own_like(&slot.upper, top)?,
+    }
     // One mount for both, which overlayfs asks for.
     let writable = shown(&slot.folder)?;
     let place = |name: &str| {

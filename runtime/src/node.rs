@@ -9,10 +9,12 @@ use crate::disk::DiskSize;
 use crate::exec::{self, CommandStore};
 use crate::journal::Journal;
 use crate::layers::Layers;
+use crate::lifetimes::{self, Lifetimes};
 use crate::meters::Meters;
 use crate::network::Networks;
 use crate::pack::LayerFiles;
 use crate::plan::{self, PlannedLimits};
+use crate::reclaim::OwnSwap;
 use crate::record::{AskedLimits, RECORD_VERSION, Record, State};
 use crate::room::{self, Room};
 use crate::sandbox::Sandbox;
@@ -51,6 +53,8 @@ pub struct RuntimeConfig {
     pub default_open_files: u32,
     /// Output of one command that is sent to its client; the rest is counted.
     pub default_output_bytes: u64,
+    /// Bytes of compressed memory that become swap where the host has none, so that paused sandboxes take less.
+    pub zram_bytes: Option<u64>,
     /// Whether sandboxes have users of their own.
     pub user_namespaces: UserNamespaces,
     /// How the network between sandboxes and node runs.
@@ -76,6 +80,7 @@ impl RuntimeConfig {
             disk_reserve_bytes: None,
             default_open_files: 1 << 16,
             default_output_bytes: 1 << 30,
+            zram_bytes: None,
             user_namespaces: UserNamespaces::default(),
             network: netpolicy::NetworkConfig::default(),
             layer_linger: Duration::from_secs(10),
@@ -84,7 +89,7 @@ impl RuntimeConfig {
         }
     }
 
-    fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         self.data_dir.join("sandboxes")
     }
 }
@@ -95,6 +100,8 @@ pub trait Names: Send + Sync + std::fmt::Debug {
     fn resolve(&self, name: &str) -> Result<v1::ResolveResponse>;
 }
 
+/// Sandboxes that are made at once, for each core.
+const LAUNCHES_PER_CORE: usize = 4;
 /// Ended sandboxes that are remembered.
 const MAX_ENDED: usize = 1000;
 
@@ -111,10 +118,13 @@ pub struct Node {
     pub(crate) meters: Arc<Meters>,
     pub(crate) store: Arc<CommandStore>,
     pub(crate) watches: crate::files::Watches,
+    pub(crate) lifetimes: Arc<Lifetimes>,
+    swap: OwnSwap,
     journal: Arc<Journal<Record>>,
     ended: Mutex<VecDeque<String>>,
     keys: Mutex<HashMap<String, String>>,
     launches: Semaphore,
+    launches_at_once: usize,
     /// Clean-ups that are not finished.
     cleaning: watch::Sender<usize>,
 }
@@ -136,6 +146,9 @@ impl Node {
         .await?;
         let (journal, records) = Journal::open(&folder)?;
         let (store, remembered) = CommandStore::open(&folder)?;
+        let lifetimes = Lifetimes::open(&folder)?;
+        crate::fork::sweep(&folder)?;
+        let swap = own_swap(&folder, config.zram_bytes).await?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let node = Arc::new(Self {
             room: Room::new(&folder, config.disk_reserve_bytes)?,
@@ -150,12 +163,16 @@ impl Node {
             meters: Arc::default(),
             ended: Mutex::default(),
             keys: Mutex::default(),
-            launches: Semaphore::new(cores * 4),
+            launches: Semaphore::new(cores * LAUNCHES_PER_CORE),
+            launches_at_once: cores * LAUNCHES_PER_CORE,
+            lifetimes: Arc::new(lifetimes),
+            swap,
             cleaning: watch::channel(0).0,
             config,
         });
         crate::adopt::adopt(&node, records, remembered).await?;
         tokio::spawn(detach_idle_layers(Arc::downgrade(&node)));
+        tokio::spawn(lifetimes::run(Arc::downgrade(&node)));
         tokio::spawn(room::watch(Arc::downgrade(&node)));
         Ok(node)
     }
@@ -166,6 +183,35 @@ impl Node {
         let _watched = cleaning.wait_for(|count| *count == 0).await;
         self.detach_idle(Duration::ZERO).await;
         self.container.close().await;
+        self.close_swap().await;
+    }
+
+    /// Takes our swap away, unless a sandbox lives on whose memory may lie in it.
+    async fn close_swap(&self) {
+        let swap = self.swap.clone();
+        if !self.list(false).is_empty() {
+            return;
+        }
+        match tokio::task::spawn_blocking(move || swap.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(error = %error.chain(), "our swap stays"),
+            Err(error) => tracing::error!(%error, "taking our swap away panicked"),
+        }
+    }
+
+    /// Where everything of it lies.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.config.folder()
+    }
+
+    /// How many sandboxes are made at once; more only wait for each other.
+    pub(crate) fn launches_at_once(&self) -> usize {
+        self.launches_at_once
+    }
+
+    /// A sandbox by its whole id.
+    pub(crate) fn sandbox(&self, id: &str) -> Option<Arc<Sandbox>> {
+        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     async fn detach_idle(&self, linger: Duration) {
@@ -207,7 +253,7 @@ impl Node {
     /// Makes a sandbox. A repeated key answers the sandbox that the first call made.
     pub async fn create(self: &Arc<Self>, request: v1::CreateRequest) -> Result<Arc<Sandbox>> {
         let spec = spec::sandbox(request)?;
-        let id = new_id()?;
+        let id = self.fresh_id()?;
         if let Some(key) = &spec.idempotency_key {
             let known = {
                 let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,6 +282,16 @@ impl Node {
         created
     }
 
+    /// An id that no sandbox has, nor one that is remembered.
+    fn fresh_id(&self) -> Result<String> {
+        loop {
+            let id = new_id()?;
+            if self.sandbox(&id).is_none() {
+                return Ok(id);
+            }
+        }
+    }
+
     async fn created_before(&self, id: &str) -> Result<Arc<Sandbox>> {
         // The first call has taken the key but may not have entered the sandbox yet.
         const ROUNDS: u32 = 1000;
@@ -255,8 +311,41 @@ impl Node {
     }
 
     async fn create_new(self: &Arc<Self>, spec: SandboxSpec, id: String) -> Result<Arc<Sandbox>> {
+        self.lifetimes.claim(&spec.lifetime, spec.lease_ms)?;
         let resolved = self.resolve(&spec.environment).await?;
-        let record = new_record(&spec, &id, &resolved);
+        self.make(spec, id, &resolved, None).await
+    }
+
+    /// Makes a sandbox like another one. `seed`: what its writable layer begins with.
+    pub(crate) async fn create_from(
+        self: &Arc<Self>,
+        spec: SandboxSpec,
+        resolved: &Arc<Resolved>,
+        seed: Option<PathBuf>,
+    ) -> Result<Arc<Sandbox>> {
+        self.lifetimes.claim(&spec.lifetime, spec.lease_ms)?;
+        let (begin, id) = (Instant::now(), self.fresh_id()?);
+        let (node, resolved) = (Arc::clone(self), Arc::clone(resolved));
+        // In a task of its own, as every creation.
+        let made = tokio::spawn(async move { node.make(spec, id, &resolved, seed).await });
+        let made = made.await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Internal, "creation panicked").with_source(error))
+        });
+        match &made {
+            Ok(_) => self.meters.creates.observe_since(begin),
+            Err(_) => self.meters.create_failures.add(1),
+        }
+        made
+    }
+
+    async fn make(
+        self: &Arc<Self>,
+        spec: SandboxSpec,
+        id: String,
+        resolved: &Resolved,
+        seed: Option<PathBuf>,
+    ) -> Result<Arc<Sandbox>> {
+        let record = new_record(&spec, &id, resolved);
         let sandbox = Arc::new(Sandbox::new(record, self.journal(), &self.store));
         // CRASH: from here on the journal says that something of this sandbox may exist.
         sandbox.update(|_| {})?;
@@ -264,7 +353,8 @@ impl Node {
         let _permit = self.launches.acquire().await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the node is closing").with_source(error)
         })?;
-        let launched = self.launch(&sandbox, &spec, &resolved).await;
+        self.lifetimes.watch(&sandbox);
+        let launched = self.launch(&sandbox, &spec, resolved, seed).await;
         if let Err(error) = launched {
             let reason = error.chain();
             sandbox.update(|record| {
@@ -282,6 +372,7 @@ impl Node {
         sandbox: &Arc<Sandbox>,
         spec: &SandboxSpec,
         resolved: &Resolved,
+        seed: Option<PathBuf>,
     ) -> Result<()> {
         self.room.admit()?;
         let layers = &resolved.layers[..];
@@ -293,7 +384,8 @@ impl Node {
             open_files: Some(config.default_open_files),
             ..PlannedLimits::default()
         };
-        let plan = plan::launch(spec, &defaults, sandbox.id());
+        let mut plan = plan::launch(spec, &defaults, sandbox.id());
+        plan.seed = seed;
         let mounts = self.layers.attach(layers, resolved.env_id.as_ref(), spec.plane).await?;
         let instance = self.container.launch(&plan, &mounts).await;
         let instance: Arc<dyn Instance> =
@@ -319,7 +411,10 @@ impl Node {
             }
         };
         sandbox.update(|record| {
-            record.state = State::Running;
+            // Unless its end was asked for already.
+            if record.state == State::Creating {
+                record.state = State::Running;
+            }
             record.handle = Some(handle);
         })?;
         self.supervise(sandbox, Arc::clone(&instance), layers.to_vec());
@@ -421,11 +516,12 @@ impl Node {
 }
 
 /// What a name stands for.
-struct Resolved {
-    env_id: Option<EnvId>,
-    layers: Vec<LayerId>,
-    config: RunConfig,
-    image: Option<Digest>,
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    pub env_id: Option<EnvId>,
+    pub layers: Vec<LayerId>,
+    pub config: RunConfig,
+    pub image: Option<Digest>,
 }
 
 fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
@@ -459,10 +555,19 @@ fn new_record(spec: &SandboxSpec, id: &str, resolved: &Resolved) -> Record {
         network: spec.network.clone(),
         profile: spec.profile.to_string(),
         protected: spec.protected.clone(),
+        lifetime: spec.lifetime.begun(),
         image: resolved.image,
         end: None,
         handle: None,
     }
+}
+
+async fn own_swap(folder: &Path, bytes: Option<u64>) -> Result<OwnSwap> {
+    let folder = folder.to_owned();
+    let opened = tokio::task::spawn_blocking(move || OwnSwap::open(&folder, bytes)).await;
+    opened.unwrap_or_else(|error| {
+        Err(Error::new(ErrorKind::Internal, "making swap panicked").with_source(error))
+    })
 }
 
 async fn detach_idle_layers(node: std::sync::Weak<Node>) {
@@ -475,7 +580,7 @@ async fn detach_idle_layers(node: std::sync::Weak<Node>) {
 }
 
 /// 12 hexadecimal digits.
-fn new_id() -> Result<String> {
+pub(crate) fn new_id() -> Result<String> {
     let mut bytes = [0; 6];
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(ErrorKind::Internal, format!("random numbers: {error}")))?;

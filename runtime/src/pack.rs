@@ -55,6 +55,7 @@ pub async fn pack_diff(
 ) -> Result<v1::PackDiffResponse> {
     let name = |kind| reference(kind, &request.name);
     let (layer_name, env_name) = (name(RefKind::Diff)?, name(RefKind::Env)?);
+    let _use = sandbox.activity.begin();
     let _turn = sandbox.turn.lock().await;
     let state = sandbox.state();
     let instance = sandbox.instance().filter(|_| matches!(state, State::Running | State::Paused));
@@ -64,7 +65,7 @@ pub async fn pack_diff(
     let (node, record) = (Arc::clone(node), sandbox.record());
     let thaw = if state == State::Running {
         instance.freeze(FREEZE_DEADLINE).await?;
-        Some(Thaw(Arc::clone(&instance)))
+        Some(Thaw::after(&instance))
     } else {
         None
     };
@@ -110,7 +111,15 @@ async fn tag(node: &Node, reference: &Reference, target: v1::tag_request::Target
 }
 
 /// Lets the sandbox go on, whatever happens.
-struct Thaw(Arc<dyn Instance>);
+#[derive(Debug)]
+pub struct Thaw(Arc<dyn Instance>);
+
+impl Thaw {
+    /// When this is dropped; it is frozen already.
+    pub fn after(instance: &Arc<dyn Instance>) -> Self {
+        Self(Arc::clone(instance))
+    }
+}
 
 impl Drop for Thaw {
     fn drop(&mut self) {

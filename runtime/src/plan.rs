@@ -53,6 +53,8 @@ pub struct LaunchPlan {
     pub profile: Profile,
     /// What it cannot change.
     pub protected: Vec<ProtectedPath>,
+    /// A tree to begin the writable layer with; none: it begins empty.
+    pub seed: Option<std::path::PathBuf>,
 }
 
 const DEFAULT_SHM_BYTES: u64 = 64 << 20;
@@ -82,6 +84,7 @@ pub fn launch(spec: &SandboxSpec, defaults: &PlannedLimits, id: &str) -> LaunchP
         shm_bytes: DEFAULT_SHM_BYTES.min(limits.memory_bytes),
         profile: profile(spec),
         protected: spec.protected.clone(),
+        seed: None,
         limits,
     }
 }

@@ -98,6 +98,13 @@ impl Slot {
         self.users.get()
     }
 
+    /// Lets go of the overlay that the last user left, if there is one.
+    pub fn drop_root(&self) {
+        if self.lock_root().is_some() {
+            drop_root(self);
+        }
+    }
+
     /// Gives it a user namespace for good.
     pub fn keep_users(&self, users: Users) {
         self.users.get_or_init(|| users);

@@ -1,6 +1,7 @@
 //! What is known of a sandbox, as the journal keeps it.
 
 use crate::backends::Handle;
+use crate::lifetimes::Lifetime;
 use crate::network::NetworkRecord;
 use crate::plan::CommandDefaults;
 use crate::protect::ProtectedPath;
@@ -145,7 +146,7 @@ pub struct Record {
     pub id: String,
     /// Where it is in its life.
     pub state: State,
-    /// Of failed and lost.
+    /// Of failed and lost, and of an end that nobody asked for.
     pub reason: String,
     /// As the caller named it.
     pub environment: String,
@@ -179,6 +180,9 @@ pub struct Record {
     /// What it cannot change.
     #[serde(default)]
     pub protected: Vec<ProtectedPath>,
+    /// How long it lives.
+    #[serde(default)]
+    pub lifetime: Lifetime,
     /// How it ended.
     pub end: Option<End>,
     /// Finds the running instance.
@@ -236,6 +240,9 @@ impl Record {
             }),
             memory_bytes,
             argv: self.argv.clone(),
+            expires_unix_ns: self.lifetime.expires_unix_ns(),
+            owner: self.lifetime.owner.clone().unwrap_or_default(),
+            idle_timeout_ms: self.lifetime.idle_ms,
         }
     }
 }
@@ -264,6 +271,7 @@ pub(crate) mod tests {
             network: NetworkRecord::default(),
             profile: String::new(),
             protected: Vec::new(),
+            lifetime: Lifetime::default(),
             image: None,
             end: Some(End::Exited(3)),
             handle: None,

@@ -7,10 +7,13 @@
 use crate::backends::Instance;
 use crate::exec::{CommandStore, Commands};
 use crate::journal::Journal;
+use crate::lifetimes::{Activity, Lifetime};
 use crate::plan::CommandDefaults;
+use crate::reclaim;
 use crate::record::{End, Record, State};
 use layer::{Error, ErrorKind, Result};
 use proto::v1;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +38,8 @@ pub struct Sandbox {
     running: watch::Sender<usize>,
     oom_kills_seen: AtomicU64,
     is_stop_asked: AtomicBool,
+    /// Who uses it.
+    pub activity: Arc<Activity>,
     /// One transition at a time.
     pub turn: tokio::sync::Mutex<()>,
 }
@@ -63,6 +68,7 @@ impl Sandbox {
             running: watch::channel(0).0,
             oom_kills_seen: AtomicU64::new(0),
             is_stop_asked: AtomicBool::new(false),
+            activity: Arc::default(),
             turn: tokio::sync::Mutex::new(()),
         }
     }
@@ -86,9 +92,20 @@ impl Sandbox {
         *self.state.borrow()
     }
 
+    /// How long it lives.
+    pub fn lifetime(&self) -> Lifetime {
+        self.lock().lifetime.clone()
+    }
+
     /// What commands start from.
     pub fn defaults(&self) -> CommandDefaults {
         self.lock().defaults.clone()
+    }
+
+    /// Whether it has all of these labels.
+    pub fn has_labels(&self, wanted: &HashMap<String, String>) -> bool {
+        let record = self.lock();
+        wanted.iter().all(|(key, value)| record.labels.get(key) == Some(value))
     }
 
     /// As a message.
@@ -173,7 +190,7 @@ impl Sandbox {
         }
     }
 
-    /// Freezes it. Doing it twice is no error.
+    /// Freezes it, and gives its memory back. Doing it twice is no error.
     pub async fn pause(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         let instance = self.expect_alive()?;
@@ -181,7 +198,28 @@ impl Sandbox {
             return Ok(());
         }
         instance.freeze(PAUSE_DEADLINE).await?;
-        self.update(|record| record.state = State::Paused)
+        self.update(|record| record.state = State::Paused)?;
+        reclaim::give_back(&self.id, &instance).await;
+        Ok(())
+    }
+
+    /// Pauses it unless somebody uses it. `is_wanted` is asked once nothing else can change it.
+    pub async fn pause_idle(&self, is_wanted: impl Fn() -> bool) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let instance = self.expect_alive()?;
+        if self.state() == State::Paused || !is_wanted() {
+            return Ok(());
+        }
+        instance.freeze(PAUSE_DEADLINE).await?;
+        self.update(|record| record.state = State::Paused)?;
+        // INVARIANT: whoever uses it counts itself before it looks at the state. So either it has seen a paused
+        // sandbox, and wakes it when it is its turn, or it is seen here.
+        if self.activity.is_used() {
+            instance.thaw()?;
+            return self.update(|record| record.state = State::Running);
+        }
+        reclaim::give_back(&self.id, &instance).await;
+        Ok(())
     }
 
     /// Lets it go on. Doing it twice is no error.
@@ -191,8 +229,27 @@ impl Sandbox {
         if self.state() == State::Running {
             return Ok(());
         }
+        reclaim::bring_back(&self.id, &instance).await;
         instance.thaw()?;
+        self.activity.touch();
         self.update(|record| record.state = State::Running)
+    }
+
+    /// Ends it at once, for a reason that is not its own and that nobody asked for.
+    pub async fn end(&self, end: End, reason: String) -> Result<()> {
+        if self.state() == State::Creating {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("sandbox {} is being created", self.id),
+            ));
+        }
+        self.update(|record| {
+            if !record.state.is_over() && record.end.is_none() {
+                record.end = Some(end);
+                record.reason = reason;
+            }
+        })?;
+        self.stop(Duration::ZERO).await
     }
 
     /// Ends it: asks its own command, and whatever a client runs in it, to end; after `grace` it is

@@ -2,7 +2,7 @@
 
 use crate::node::{Node, RuntimeConfig};
 use crate::sandbox::Sandbox;
-use crate::{exec, files, pack};
+use crate::{exec, files, fork, many, pack};
 use layer::{Error, Result};
 use proto::status::to_status;
 use proto::v1::networks_server::NetworksServer;
@@ -111,6 +111,42 @@ impl Sandboxes for Service {
         answer(&*self.node.create(request.into_inner()).await.map_err(to_status)?)
     }
 
+    type CreateManyStream = Answers<v1::Made>;
+
+    async fn create_many(
+        &self,
+        request: Request<v1::CreateManyRequest>,
+    ) -> Result<Response<Self::CreateManyStream>, Status> {
+        let made = many::create(&self.node, request.into_inner()).map_err(to_status)?;
+        let made = ReceiverStream::new(made).map(|made| Ok(made.claim()));
+        Ok(Response::new(Box::pin(made)))
+    }
+
+    type ForkStream = Answers<v1::Made>;
+
+    async fn fork(
+        &self,
+        request: Request<v1::ForkRequest>,
+    ) -> Result<Response<Self::ForkStream>, Status> {
+        let v1::ForkRequest { id, count } = request.into_inner();
+        let made = fork::fork(&self.node, &self.find(&id)?, count).await.map_err(to_status)?;
+        let made = ReceiverStream::new(made).map(|made| Ok(made.claim()));
+        Ok(Response::new(Box::pin(made)))
+    }
+
+    async fn renew_owner(
+        &self,
+        request: Request<v1::RenewOwnerRequest>,
+    ) -> Result<Response<v1::RenewOwnerResponse>, Status> {
+        let v1::RenewOwnerRequest { name, lease_ms } = request.into_inner();
+        let expires_unix_ns = self.node.lifetimes.renew(&name, lease_ms).map_err(to_status)?;
+        let mut owned = self.node.list(false);
+        owned.retain(|sandbox| sandbox.lifetime().owner.as_ref() == Some(&name));
+        self.node.lifetimes.reconsider(&owned);
+        let sandboxes = owned.len() as u32;
+        Ok(Response::new(v1::RenewOwnerResponse { sandboxes, expires_unix_ns }))
+    }
+
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::Sandbox>, Status> {
         answer(&*self.find(&request.get_ref().id)?)
     }
@@ -119,8 +155,10 @@ impl Sandboxes for Service {
         &self,
         request: Request<v1::ListRequest>,
     ) -> Result<Response<v1::ListResponse>, Status> {
-        let sandboxes = self.node.list(request.get_ref().all);
-        let sandboxes = sandboxes.iter().map(|sandbox| sandbox.wire()).collect();
+        let v1::ListRequest { all, labels } = request.into_inner();
+        let sandboxes = self.node.list(all);
+        let wanted = sandboxes.iter().filter(|sandbox| sandbox.has_labels(&labels));
+        let sandboxes = wanted.map(|sandbox| sandbox.wire()).collect();
         Ok(Response::new(v1::ListResponse { sandboxes }))
     }
 

@@ -1,6 +1,7 @@
 //! Requests, checked at the edge and trusted afterwards.
 
 use crate::disk;
+use crate::lifetimes::Lifetime;
 use crate::network::NetworkRecord;
 use crate::protect::{self, ProtectedPath};
 use layer::{Error, ErrorKind, Result};
@@ -54,6 +55,10 @@ pub struct SandboxSpec {
     pub profile: Profile,
     /// What it cannot change.
     pub protected: Vec<ProtectedPath>,
+    /// How long it lives.
+    pub lifetime: Lifetime,
+    /// Milliseconds from the request on that its owner answers for it at least; 0: as long as it does already.
+    pub lease_ms: u64,
 }
 
 /// The kernel refuses longer host names.
@@ -89,6 +94,7 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
     if request.environment.is_empty() {
         return Err(Error::invalid("no environment is named"));
     }
+    let (lifetime, lease_ms) = Lifetime::read(&request)?;
     let limits = request.limits.unwrap_or_default();
     if limits.memory_bytes != 0 && limits.memory_bytes < MIN_MEMORY_BYTES {
         return Err(Error::invalid("a memory limit below 1 MiB"));
@@ -128,6 +134,8 @@ pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
         network: NetworkRecord::read(request.network.unwrap_or_default())?,
         profile: protect::profile(&request.profile)?,
         protected: protect::paths(request.protected_paths)?,
+        lifetime,
+        lease_ms,
     })
 }
 

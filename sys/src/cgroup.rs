@@ -10,6 +10,7 @@
 //!
 //! Groups are files: they survive a crash of their maker and are removed by name. No state, no locks.
 
+mod reclaim;
 mod shares;
 
 pub use shares::Bandwidth;

@@ -9,6 +9,7 @@
 pub mod cachefiles;
 pub mod capability;
 pub mod cgroup;
+pub mod clock;
 pub mod datagram;
 pub mod fanotify;
 pub mod file;
@@ -30,6 +31,7 @@ pub mod pty;
 pub mod reflink;
 pub mod seccomp;
 pub mod socket;
+pub mod swap;
 pub mod usrbio;
 
 use std::ffi::CString;

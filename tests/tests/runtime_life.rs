@@ -113,7 +113,7 @@ async fn a_repeated_key_makes_one_sandbox() -> Result<()> {
     let (first, second) = (first?, second?);
     assert_eq!(first.id, second.id);
     assert_eq!(client.create(keyed).await?.id, first.id);
-    let all = client.inner.clone().list(ListRequest { all: true }).await?.into_inner();
+    let all = client.inner.clone().list(ListRequest { all: true, ..Default::default() }).await?.into_inner();
     assert_eq!(all.sandboxes.len(), 1);
     assert_eq!(client.get(&first.id[..4]).await?.id, first.id, "a prefix is enough");
     Ok(())

@@ -125,6 +125,8 @@ pub struct Spec {
     /// Let nobody inside change what is at this path, nor move or replace it; with `:hidden` nor read it
     #[arg(long, value_name = "PATH[:ro|hidden]", value_parser = protected)]
     pub protect: Vec<Protected>,
+    #[command(flatten)]
+    pub lifetime: super::LifetimeSpec,
     /// Label the sandbox
     #[arg(short, long = "label", value_name = "K=V", value_parser = pair)]
     pub labels: Vec<(String, String)>,
@@ -161,6 +163,9 @@ pub struct Create {
     /// The same key gives the same sandbox, however often it is asked for
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
+    /// Create so many, and print each id as soon as its sandbox is ready
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    pub count: Option<u32>,
 }
 
 /// `exec`
@@ -204,6 +209,9 @@ pub struct Ps {
     /// Also those that have ended
     #[arg(short, long)]
     pub all: bool,
+    /// Only those with this label
+    #[arg(short, long = "label", value_name = "K=V", value_parser = pair)]
+    pub labels: Vec<(String, String)>,
 }
 
 /// `logs`

@@ -14,6 +14,7 @@ mod exec;
 mod files;
 mod gc;
 mod images;
+mod lifetime;
 mod materialise;
 mod mend;
 mod mount;
@@ -96,6 +97,8 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Rm(args) => sandboxes::rm(&scene, &args).await,
         Action::Pause(args) => sandboxes::pause(&scene, &args).await,
         Action::Resume(args) => sandboxes::resume(&scene, &args).await,
+        Action::Fork(args) => lifetime::fork(&scene, args).await,
+        Action::RenewOwner(args) => lifetime::renew_owner(&scene, args).await,
         Action::Net(args) => network::net(&scene, args).await,
         Action::PackDiff(args) => pack::pack_diff(&scene, args).await,
         Action::Prefetch(args) => profile::prefetch(&scene, &args).await,

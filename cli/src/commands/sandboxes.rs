@@ -36,7 +36,7 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         let Protected { path, hidden } = protected.clone();
         v1::ProtectedPath { path, hidden }
     };
-    Ok(CreateRequest {
+    let mut request = CreateRequest {
         environment: named(&spec.reference)?,
         backend: backend.into(),
         limits: Some(Limits {
@@ -62,13 +62,17 @@ pub fn request(spec: &Spec) -> Outcome<CreateRequest> {
         network: Some(super::network::policy(&spec.network)?),
         profile: profile.to_owned(),
         protected_paths: spec.protect.iter().map(protected).collect(),
-    })
+        ..CreateRequest::default()
+    };
+    super::lifetime::ask(&mut request, &spec.lifetime);
+    Ok(request)
 }
 
 /// One sandbox.
 #[derive(Debug, Serialize)]
-struct Sandbox {
-    id: String,
+pub struct Sandbox {
+    /// Its name.
+    pub id: String,
     state: String,
     reason: String,
     backend: String,
@@ -83,10 +87,14 @@ struct Sandbox {
     labels: BTreeMap<String, String>,
     memory_bytes: u64,
     argv: Vec<String>,
+    expires: Option<String>,
+    owner: Option<String>,
+    idle_timeout_ms: u64,
 }
 
 impl Sandbox {
-    fn new(sandbox: v1::Sandbox) -> Result<Self> {
+    /// From a message.
+    pub fn new(sandbox: v1::Sandbox) -> Result<Self> {
         let layers = sandbox.layer_ids.iter().map(|id| LayerId::from_slice(id));
         Ok(Self {
             state: lower(sandbox.state().as_str_name(), "STATE_"),
@@ -104,6 +112,9 @@ impl Sandbox {
             labels: sandbox.labels.into_iter().collect(),
             memory_bytes: sandbox.memory_bytes,
             argv: sandbox.argv,
+            expires: (sandbox.expires_unix_ns > 0).then(|| show_time(sandbox.expires_unix_ns)),
+            owner: (!sandbox.owner.is_empty()).then_some(sandbox.owner),
+            idle_timeout_ms: sandbox.idle_timeout_ms,
         })
     }
 }
@@ -149,7 +160,11 @@ pub fn show_end(end: &End) -> String {
     }
 }
 
-async fn connect(scene: &Scene, lifetime: Lifetime) -> Outcome<(Node, SandboxesClient<Channel>)> {
+/// The node of this data directory, started if it does not run.
+pub async fn connect(
+    scene: &Scene,
+    lifetime: Lifetime,
+) -> Outcome<(Node, SandboxesClient<Channel>)> {
     let node = start::connect(&scene.settings, lifetime, scene.out).await?;
     let client = SandboxesClient::new(node.channel.clone());
     Ok((node, client))
@@ -159,6 +174,9 @@ async fn connect(scene: &Scene, lifetime: Lifetime) -> Outcome<(Node, SandboxesC
 pub async fn create(scene: &Scene, args: Create) -> Outcome {
     let mut request = request(&args.spec)?;
     request.idempotency_key = args.idempotency_key.unwrap_or_default();
+    if let Some(count) = args.count {
+        return super::lifetime::create_many(scene, request, count).await;
+    }
     let (_node, mut client) = connect(scene, Lifetime::UntilDown).await?;
     let sandbox = client.create(request).await.remedy(lost_name)?.into_inner();
     let sandbox = Sandbox::new(sandbox)?;
@@ -173,7 +191,8 @@ pub async fn ps(scene: &Scene, args: &Ps) -> Outcome {
         return scene.out.listing::<Sandbox>(&[]);
     }
     let (_node, mut client) = connect(scene, Lifetime::WhileUsed).await?;
-    let list = client.list(ListRequest { all: args.all }).await?.into_inner();
+    let labels = args.labels.iter().cloned().collect();
+    let list = client.list(ListRequest { all: args.all, labels }).await?.into_inner();
     let rows = list.sandboxes.into_iter().map(Sandbox::new).collect::<Result<Vec<_>>>()?;
     scene.out.listing(&rows)
 }

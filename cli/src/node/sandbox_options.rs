@@ -34,6 +34,9 @@ pub struct SandboxOptions {
         value_delimiter = ',', value_parser = mirror
     )]
     pub registry_mirrors: Vec<(String, String)>,
+    /// Where the host has no swap, make some of so much compressed memory, for what paused sandboxes hold
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_ZRAM", value_parser = quantity::bytes)]
+    pub zram: Option<u64>,
 }
 
 /// Whether sandboxes have users of their own.
@@ -75,5 +78,6 @@ impl SandboxOptions {
         config.disk_reserve_bytes = self.disk_reserve;
         config.network.resolvers.clone_from(&self.resolvers);
         config.network.mirrors = self.registry_mirrors.iter().cloned().collect();
+        config.zram_bytes = self.zram;
     }
 }

@@ -373,7 +373,7 @@ async fn unused(settings: &Settings, channel: &Channel) -> Option<Exclusive> {
         if owners::collect(&settings.run("owners"), channel, true).await.is_err() {
             continue;
         }
-        match client.list(ListRequest { all: false }).await {
+        match client.list(ListRequest { all: false, ..Default::default() }).await {
             Ok(list) if list.get_ref().sandboxes.is_empty() => return Some(lock),
             _ => {}
         }

@@ -12,6 +12,7 @@ mod double;
 #[path = "../../../store/tests/places/folder.rs"]
 mod folder;
 mod full_disk;
+mod lifetime;
 mod metrics;
 mod mounts;
 mod network;

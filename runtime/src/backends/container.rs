@@ -202,10 +202,15 @@ impl Shared {
 
     /// The overlay, and whether it shows owners as the slot's users. Where a layer's file system cannot,
     /// the sandbox has no users of its own, unless they are required.
-    fn mount(&self, layers: &[PathBuf], slot: &Slot) -> Result<(MountFd, bool)> {
+    fn mount(
+        &self,
+        layers: &[PathBuf],
+        slot: &Slot,
+        seed: Option<&Path>,
+    ) -> Result<(MountFd, bool)> {
         let skeleton = &self.config.skeleton;
         if let Some(users) = slot.users() {
-            match compose::overlay(skeleton, layers, slot, Some(users)) {
+            match compose::overlay(skeleton, layers, slot, Some(users), seed) {
                 Err(error)
                     if error.kind() == ErrorKind::Unsupported
                         && self.config.users != UserNamespaces::Required =>
@@ -216,7 +221,7 @@ impl Shared {
                 mounted => return Ok((mounted?, true)),
             }
         }
-        Ok((compose::overlay(skeleton, layers, slot, None)?, false))
+        Ok((compose::overlay(skeleton, layers, slot, None, seed)?, false))
     }
 
     /// A slot and its overlay. They come in one blocking step when the slot has users already.
@@ -225,13 +230,16 @@ impl Shared {
         let mut slot = None;
         loop {
             let (shared, layers, known) = (Arc::clone(&shared), layers.clone(), slot.take());
-            let limits = limits.clone();
+            let (limits, seed) = (limits.clone(), plan.seed.clone());
             let step = move || {
                 let slot = known.map_or_else(|| shared.pool.take(&limits, &layers), Ok)?;
                 if shared.users.is_some() && slot.users().is_none() {
                     return Ok((slot, None));
                 }
-                match slot.root(&layers, || shared.mount(&layers, &slot)) {
+                if seed.is_some() {
+                    slot.drop_root();
+                }
+                match slot.root(&layers, || shared.mount(&layers, &slot, seed.as_deref())) {
                     Ok(root) => Ok((slot, Some(root))),
                     Err(error) => {
                         shared.pool.give_back(slot);
@@ -529,6 +537,26 @@ impl Instance for ContainerInstance {
 
     fn thaw(&self) -> Result<()> {
         self.group().freeze(false).context(|| "thaw the sandbox".into())
+    }
+
+    fn reclaim(&self) -> Result<()> {
+        self.group().reclaim_memory().context(|| "give back memory".into())
+    }
+
+    fn bring_back(&self) -> Result<()> {
+        let context = || "ask for memory".to_owned();
+        self.group().keep_memory().context(context)?;
+        if !sys::swap::is_any() {
+            return Ok(());
+        }
+        for pid in self.group().pids_anywhere().context(context)? {
+            // One that has ended meanwhile needs nothing.
+            let Ok(pidfd) = sys::process::pidfd_open(pid) else { continue };
+            if sys::swap::swapped_bytes(pid).unwrap_or(0) > 0 {
+                sys::swap::bring_back(pid, pidfd.as_fd()).context(context)?;
+            }
+        }
+        Ok(())
     }
 
     fn oom_kills(&self) -> u64 {

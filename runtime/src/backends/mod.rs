@@ -137,6 +137,12 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     /// Lets every process go on.
     fn thaw(&self) -> Result<()>;
 
+    /// Gives the memory of a frozen sandbox back to the kernel, as far as that takes it. Blocking.
+    fn reclaim(&self) -> Result<()>;
+
+    /// Asks for what of it lies in swap. Blocking.
+    fn bring_back(&self) -> Result<()>;
+
     /// How many processes the kernel has ended for lack of memory.
     fn oom_kills(&self) -> u64;
 

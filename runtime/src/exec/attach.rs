@@ -27,7 +27,7 @@ pub fn attach(
         None => start.offset,
     };
     let (outputs, receiver) = mpsc::channel(QUEUE);
-    let attached = command.attach();
+    let attached = (command.attach(), sandbox.activity.begin());
     let feeder = sandbox
         .instance()
         .map(|instance| tokio::spawn(feed(inputs, Arc::clone(&command), instance)));
@@ -111,6 +111,7 @@ pub async fn logs(
     follow: bool,
     chunks: mpsc::Sender<Result<LogChunk, tonic::Status>>,
 ) {
+    let _use = sandbox.activity.begin();
     let Some(command) = sandbox.commands.main() else {
         if follow {
             tokio::select! {

@@ -99,6 +99,9 @@ impl Run {
     /// To its end; answers it.
     pub async fn drive(mut self) -> Ended {
         let counted = self.sandbox.count_command();
+        // What a sandbox does of its own is no use of it.
+        let is_own = self.command.id() == super::table::MAIN;
+        let in_use = (!is_own).then(|| self.sandbox.activity.begin());
         let (tell_end, ended) = watch::channel(false);
         let mut pumps = JoinSet::new();
         for (is_error, source) in std::mem::take(&mut self.outputs) {
@@ -126,7 +129,7 @@ impl Run {
             drop(tree);
             self.command.output.rest();
         }
-        drop(counted);
+        drop((counted, in_use));
         self.command.set_over();
         self.command.drop_input().await;
         if let Some(client) = &self.client {

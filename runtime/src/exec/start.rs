@@ -42,6 +42,7 @@ pub async fn start(
     if start.argv.is_empty() {
         return Err(Error::invalid("no command is given"));
     }
+    let _use = sandbox.activity.begin();
     let instance = sandbox.running_instance().await?;
     if sandbox.running_commands() >= MAX_RUNNING {
         let text = format!("sandbox {} runs {MAX_RUNNING} commands already", sandbox.id());

@@ -75,6 +75,7 @@ async fn in_root<T: Send + 'static>(
     what: String,
     work: impl FnOnce(BorrowedFd<'_>, Ids) -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    let _use = sandbox.activity.begin();
     let _turn = turn(turns).await?;
     let (root, ids) = root_of(sandbox)?;
     let done = tokio::task::spawn_blocking(move || {
@@ -92,11 +93,12 @@ async fn stream<T: Send + 'static>(
     what: String,
     work: impl FnOnce(BorrowedFd<'_>, Ids, &Answers<T>) -> Result<()> + Send + 'static,
 ) -> Result<mpsc::Receiver<Result<T>>> {
+    let in_use = sandbox.activity.begin();
     let turn = turn(&TRANSFERS).await?;
     let (root, ids) = root_of(sandbox)?;
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::task::spawn_blocking(move || {
-        let _turn = turn;
+        let (_turn, _use) = (turn, in_use);
         if let Err(error) = work(root.as_fd(), ids, &sender) {
             // A client that sleeps must not take half an answer for a whole one when it wakes.
             tokio::runtime::Handle::current().spawn(async move {

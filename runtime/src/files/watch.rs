@@ -141,7 +141,7 @@ impl Watches {
         let ended = Ended(shared, number);
         let sandbox = Arc::clone(sandbox);
         tokio::spawn(async move {
-            let _ended = ended;
+            let _ended = (ended, sandbox.activity.begin());
             tokio::select! {
                 () = sandbox.wait_over() => {
                     client.tell(Kind::FileEventGone, Vec::new(), true, 0);
