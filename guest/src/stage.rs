@@ -130,8 +130,8 @@ fn own_namespace() -> io::Result<()> {
 fn hidden() -> io::Result<()> {
     let hidden = small_tmpfs(0o700)?;
     attach_new(&hidden, "/hidden")?;
-    std::fs::DirBuilder::new().mode(0).create("/hidden/folder")?;
-    std::fs::OpenOptions::new().write(true).create_new(true).mode(0).open("/hidden/file")?;
+    std::fs::DirBuilder::new().mode(0o000).create("/hidden/folder")?;
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open("/hidden/file")?;
     read_only(&hidden)
 }
 

@@ -24,7 +24,7 @@ impl User {
         if first_id == 0 {
             return Ok(self);
         }
-        for id in [self.uid, self.gid].into_iter().filter(|id| *id >= IDS) {
+        if let Some(id) = [self.uid, self.gid].into_iter().find(|id| *id >= IDS) {
             return Err(format!("user or group {id}: a sandbox has the numbers below {IDS}"));
         }
         self.groups.retain(|id| *id < IDS);

@@ -350,6 +350,7 @@ fn panicked(error: tokio::task::JoinError) -> Error {
 }
 
 /// What is known of an instance beside its slot and its init.
+#[derive(Clone, Copy)]
 struct Inner {
     ids: Ids,
     profile: u32,
