@@ -4,6 +4,7 @@
 
 mod commands;
 mod containerd;
+mod events;
 mod oci;
 mod store;
 
@@ -16,6 +17,7 @@ mod sign;
 
 pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use commands::*;
+pub use events::*;
 pub use images::*;
 pub use lifetime::*;
 pub use network::*;
@@ -129,6 +131,10 @@ pub enum Action {
     Ps(Ps),
     /// Print the output of a sandbox's own command
     Logs(Logs),
+    /// Say what happened: lives of sandboxes, commands, transfers, refusals, limits
+    Events(Events),
+    /// Show what the node and its sandboxes use, again and again
+    Top(Top),
     /// Stop sandboxes
     Stop(Stop),
     /// Remove sandboxes

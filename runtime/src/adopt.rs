@@ -26,7 +26,8 @@ pub async fn adopt(
         if let Some(key) = &record.idempotency_key {
             node.remember_key(key, &id);
         }
-        let sandbox = Arc::new(Sandbox::new(record.clone(), node.journal(), &node.store));
+        let sandbox =
+            Arc::new(Sandbox::new(record.clone(), node.journal(), &node.store, &node.events));
         node.insert(&sandbox);
         if record.state.is_over() {
             exec::adopt::ended(&sandbox, &mut remembered);

@@ -9,6 +9,7 @@ mod copy;
 
 pub use copy::copy_tree;
 
+use crate::events::report;
 use crate::many::{self, Made};
 use crate::network::NetworkRecord;
 use crate::node::{Node, Resolved};
@@ -88,6 +89,7 @@ pub async fn fork(
         (record, Arc::new(copied), frozen)
     };
     let frozen_us = u64::try_from(frozen.as_micros()).unwrap_or(u64::MAX);
+    report::forked(sandbox, count, frozen_us, &Ok(()));
     let spec = spec_of(&record);
     let resolved = Arc::new(Resolved {
         env_id: record.env_id.parse::<EnvId>().ok(),

@@ -16,6 +16,7 @@ mod apparmor;
 mod backends;
 mod compose;
 mod disk;
+mod events;
 mod exec;
 mod files;
 mod fork;
@@ -38,9 +39,14 @@ mod sandbox;
 mod service;
 mod spec;
 mod stream;
+mod usage;
 mod zygote;
 
 pub use backends::container::UserNamespaces;
+pub use events::{
+    Event, FOLDER as EVENTS_FOLDER, Filter as EventFilter, Reader as EventReader,
+    Rotation as EventRotation,
+};
 pub use node::{Names, RuntimeConfig};
 pub use pack::LayerFiles;
 pub use service::Service;

@@ -20,7 +20,8 @@ const STATES: [(State, &str); 7] = [
     (State::Lost, "lost"),
 ];
 
-fn word(end: End) -> &'static str {
+/// The word for an end.
+pub(crate) fn word(end: End) -> &'static str {
     match end {
         End::Exited(_) => ENDS[0],
         End::Signal(_) => ENDS[1],
@@ -97,5 +98,6 @@ impl Node {
         page.counter("execs_total", "Commands asked for in sandboxes.", meters.execs.get());
         page.counters("exec_ends_total", "Ends of commands.", "end", &meters.exec_ends);
         page.histogram("pack_diff_seconds", "How long packs took.", &meters.packs);
+        self.events.write_meters(page);
     }
 }

@@ -10,6 +10,7 @@
 pub mod rpc;
 
 use crate::backends::Instance;
+use crate::events::report;
 use crate::sandbox::Sandbox;
 use layer::{Error, ErrorKind, Result};
 use netpolicy::{DenialLog, Member, Network, NetworkConfig, Policy, Publication, Published};
@@ -103,7 +104,10 @@ impl Networks {
 
     /// Connects a sandbox that has just started, or that an earlier runtime left, as its record says.
     pub async fn begin(&self, sandbox: &Sandbox, instance: &Arc<dyn Instance>) -> Result<()> {
-        let connection = Arc::new(Connection::default());
+        let connection = Arc::new(Connection {
+            log: Arc::new(DenialLog::told_to(report::network_denials(sandbox))),
+            ..Connection::default()
+        });
         connection.state.lock().await.instance = Some(Arc::clone(instance));
         self.lock().connections.insert(sandbox.id().to_owned(), Arc::clone(&connection));
         let record = sandbox.record().network;
@@ -112,6 +116,7 @@ impl Networks {
         }
         for text in record.publish {
             self.open(&connection, Publication::parse(&text)?).await?;
+            report::port(sandbox, &text, true);
         }
         Ok(())
     }
@@ -169,9 +174,11 @@ impl Networks {
         let old = Policy::parse(&before.allow).unwrap_or_default();
         sandbox.update(|record| {
             replace_env(&mut record.defaults.env, &old, &policy);
-            record.network.allow = lines;
+            record.network.allow.clone_from(&lines);
             record.network.number = number;
-        })
+        })?;
+        report::network(sandbox, &lines);
+        Ok(())
     }
 
     async fn open(&self, connection: &Connection, publication: Publication) -> Result<()> {
@@ -191,6 +198,7 @@ impl Networks {
     pub async fn publish(&self, sandbox: &Sandbox, text: &str) -> Result<()> {
         let publication = Publication::parse(text)?;
         self.open(&*self.connection(sandbox.id())?, publication).await?;
+        report::port(sandbox, text, true);
         sandbox.update(|record| record.network.publish.push(publication.to_string()))
     }
 
@@ -204,6 +212,7 @@ impl Networks {
         if state.published.len() == before {
             return Err(Error::not_found(format!("{wanted} is not published")));
         }
+        report::port(sandbox, text, false);
         let open: Vec<String> =
             state.published.iter().map(|published| published.publication().to_string()).collect();
         sandbox.update(|record| record.network.publish = open)

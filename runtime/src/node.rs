@@ -6,6 +6,7 @@
 use crate::backends::container::{Container, ContainerConfig, UserNamespaces};
 use crate::backends::{Backend, Instance};
 use crate::disk::DiskSize;
+use crate::events::{self, EventLog};
 use crate::exec::{self, CommandStore};
 use crate::journal::Journal;
 use crate::layers::Layers;
@@ -61,6 +62,8 @@ pub struct RuntimeConfig {
     pub network: netpolicy::NetworkConfig,
     /// How long a layer stays attached after its last sandbox.
     pub layer_linger: Duration,
+    /// How much of the log of events is kept.
+    pub events: events::Rotation,
     /// Resolves names without a call; without it the image daemon is called.
     pub names: Option<Arc<dyn Names>>,
     /// Reads published layers, for packing renamed directories; without it they cannot be packed.
@@ -84,6 +87,7 @@ impl RuntimeConfig {
             user_namespaces: UserNamespaces::default(),
             network: netpolicy::NetworkConfig::default(),
             layer_linger: Duration::from_secs(10),
+            events: events::Rotation::default(),
             names: None,
             layer_files: None,
         }
@@ -98,6 +102,16 @@ impl RuntimeConfig {
 pub trait Names: Send + Sync + std::fmt::Debug {
     /// What a name stands for now. Blocks.
     fn resolve(&self, name: &str) -> Result<v1::ResolveResponse>;
+
+    /// Whether that may run on this node. Blocks.
+    fn admit(&self, _name: &str, _resolved: &v1::ResolveResponse) -> Result<()> {
+        Ok(())
+    }
+
+    /// Keeps it on the store, since it is about to be attached. Blocks.
+    fn hold(&self, _resolved: &v1::ResolveResponse) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Sandboxes that are made at once, for each core.
@@ -116,6 +130,7 @@ pub struct Node {
     pub(crate) images: ImagesClient<Channel>,
     pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
     pub(crate) meters: Arc<Meters>,
+    pub(crate) events: Arc<EventLog>,
     pub(crate) store: Arc<CommandStore>,
     pub(crate) watches: crate::files::Watches,
     pub(crate) lifetimes: Arc<Lifetimes>,
@@ -161,6 +176,7 @@ impl Node {
             watches: crate::files::Watches::default(),
             sandboxes: Mutex::default(),
             meters: Arc::default(),
+            events: EventLog::open(config.data_dir.join(events::FOLDER), config.events)?,
             ended: Mutex::default(),
             keys: Mutex::default(),
             launches: Semaphore::new(cores * LAUNCHES_PER_CORE),
@@ -184,6 +200,10 @@ impl Node {
         self.detach_idle(Duration::ZERO).await;
         self.container.close().await;
         self.close_swap().await;
+        let events = Arc::clone(&self.events);
+        if let Err(error) = tokio::task::spawn_blocking(move || events.close()).await {
+            tracing::error!(%error, "closing the log of events panicked");
+        }
     }
 
     /// Takes our swap away, unless a sandbox lives on whose memory may lie in it.
@@ -346,7 +366,7 @@ impl Node {
         seed: Option<PathBuf>,
     ) -> Result<Arc<Sandbox>> {
         let record = new_record(&spec, &id, resolved);
-        let sandbox = Arc::new(Sandbox::new(record, self.journal(), &self.store));
+        let sandbox = Arc::new(Sandbox::new(record, self.journal(), &self.store, &self.events));
         // CRASH: from here on the journal says that something of this sandbox may exist.
         sandbox.update(|_| {})?;
         self.insert(&sandbox);
@@ -490,8 +510,15 @@ impl Node {
         use v1::resolve_response::Target;
         let name = name.to_owned();
         let answer = if let Some(names) = self.config.names.clone() {
-            let resolved = tokio::task::spawn_blocking(move || names.resolve(&name)).await;
-            resolved.unwrap_or_else(|error| {
+            let events = Arc::clone(&self.events);
+            let resolving = tokio::task::spawn_blocking(move || {
+                let resolved = names.resolve(&name)?;
+                let admitted = names.admit(&name, &resolved);
+                admitted.inspect_err(|error| events::report::unsigned(&events, &name, error))?;
+                names.hold(&resolved)?;
+                Ok(resolved)
+            });
+            resolving.await.unwrap_or_else(|error| {
                 Err(Error::new(ErrorKind::Internal, "resolving panicked").with_source(error))
             })?
         } else {

@@ -43,7 +43,8 @@ impl State {
         matches!(self, Self::Gone | Self::Failed | Self::Lost)
     }
 
-    fn wire(self) -> v1::State {
+    /// As a message.
+    pub fn wire(self) -> v1::State {
         match self {
             Self::Creating => v1::State::Creating,
             Self::Running => v1::State::Running,

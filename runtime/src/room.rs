@@ -5,6 +5,7 @@
 //! and the largest writers end, as `disk_full`, until what they give back is enough. What others of the
 //! host write is not ours to stop.
 
+use crate::events::report;
 use crate::node::Node;
 use crate::sandbox::Sandbox;
 use layer::{Context, Error, ErrorKind, Result};
@@ -227,6 +228,7 @@ fn make_room(room: &Room, running: &[Arc<Sandbox>]) -> Result<usize> {
             written.inodes
         );
         sandbox.update(|record| record.reason = reason)?;
+        report::stopped_for_room(sandbox, written.bytes);
         instance.stop_for_room()?;
     }
     Ok(chosen.len())

@@ -5,6 +5,7 @@
 //! a time. CRASH: every change of the state is in the journal before anybody is told of it.
 
 use crate::backends::Instance;
+use crate::events::{EventLog, What, record as audit};
 use crate::exec::{CommandStore, Commands};
 use crate::journal::Journal;
 use crate::lifetimes::{Activity, Lifetime};
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sys::process::Reach;
 use tokio::sync::watch;
 
@@ -37,11 +38,22 @@ pub struct Sandbox {
     main: Mutex<Option<Arc<OwnedFd>>>,
     running: watch::Sender<usize>,
     oom_kills_seen: AtomicU64,
+    refused_forks_seen: AtomicU64,
     is_stop_asked: AtomicBool,
+    /// Where what happens to it is reported.
+    pub events: Arc<EventLog>,
+    reported: Mutex<Reported>,
     /// Who uses it.
     pub activity: Arc<Activity>,
     /// One transition at a time.
     pub turn: tokio::sync::Mutex<()>,
+}
+
+/// What of its life was reported.
+#[derive(Debug, Default)]
+struct Reported {
+    state: Option<State>,
+    paused_at: Option<Instant>,
 }
 
 /// Counts a command while it runs.
@@ -56,8 +68,17 @@ impl Drop for CountedCommand {
 
 impl Sandbox {
     /// A sandbox in the state that its record says, and nothing running yet.
-    pub fn new(record: Record, journal: Arc<Journal<Record>>, store: &Arc<CommandStore>) -> Self {
+    pub fn new(
+        record: Record,
+        journal: Arc<Journal<Record>>,
+        store: &Arc<CommandStore>,
+        events: &Arc<EventLog>,
+    ) -> Self {
+        let known = Some(record.state).filter(|state| *state != State::Creating);
         Self {
+            events: Arc::clone(events),
+            reported: Mutex::new(Reported { state: known, paused_at: None }),
+            refused_forks_seen: AtomicU64::new(0),
             commands: Arc::new(Commands::new(&record.id, store)),
             id: record.id.clone(),
             state: watch::channel(record.state).0,
@@ -120,9 +141,52 @@ impl Sandbox {
         change(&mut record);
         let written = self.journal.append(&record);
         let state = record.state;
+        self.report_state(&record);
         drop(record);
         self.state.send_replace(state);
         written
+    }
+
+    /// Reports something that happened to it or in it.
+    pub fn report(&self, what: &What) {
+        self.events.report(&self.id, what);
+    }
+
+    /// Reports its state if it is another one than before.
+    fn report_state(&self, record: &Record) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = reported.state.replace(record.state);
+        if before == Some(record.state) {
+            return;
+        }
+        let reason = audit::cut(&record.reason);
+        let what = match record.state {
+            State::Creating => What::Creating {
+                environment: audit::cut(&record.environment),
+                labels: audit::cut_labels(&record.labels),
+            },
+            State::Running if before == Some(State::Paused) => {
+                let paused = reported.paused_at.take().map(|since| since.elapsed());
+                What::Resumed { paused_ms: paused.map(|paused| paused.as_millis() as u64) }
+            }
+            State::Running => What::Running {},
+            State::Paused => {
+                reported.paused_at = Some(Instant::now());
+                What::Paused {}
+            }
+            State::Stopping => What::Stopping {},
+            State::Gone => What::Gone { end: record.end.map(audit::HowEnded::from), reason },
+            State::Failed => What::Failed { reason },
+            State::Lost => What::Lost { reason },
+        };
+        self.report(&what);
+    }
+
+    /// Forks that were refused for its limit of tasks since this was asked last.
+    pub fn new_refused_forks(&self) -> u64 {
+        let Some(instance) = self.instance() else { return 0 };
+        let now = instance.refused_forks();
+        now.saturating_sub(self.refused_forks_seen.swap(now, Ordering::Relaxed))
     }
 
     /// Nothing of it needs to be known any more.
@@ -138,6 +202,10 @@ impl Sandbox {
 
     /// Sets or takes away what runs it; answers the former.
     pub fn set_instance(&self, instance: Option<Arc<dyn Instance>>) -> Option<Arc<dyn Instance>> {
+        if let Some(instance) = &instance {
+            // What was counted before is no news.
+            self.refused_forks_seen.store(instance.refused_forks(), Ordering::Relaxed);
+        }
         let mut place = self.instance.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *place, instance)
     }

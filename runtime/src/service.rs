@@ -1,8 +1,9 @@
 //! The gRPC face of the node: unpacks requests, calls, packs answers. No decision is made here.
 
+use crate::events::{self, report};
 use crate::node::{Node, RuntimeConfig};
 use crate::sandbox::Sandbox;
-use crate::{exec, files, fork, many, pack};
+use crate::{exec, files, fork, many, pack, usage};
 use layer::{Error, Result};
 use proto::status::to_status;
 use proto::v1::networks_server::NetworksServer;
@@ -129,7 +130,12 @@ impl Sandboxes for Service {
         request: Request<v1::ForkRequest>,
     ) -> Result<Response<Self::ForkStream>, Status> {
         let v1::ForkRequest { id, count } = request.into_inner();
-        let made = fork::fork(&self.node, &self.find(&id)?, count).await.map_err(to_status)?;
+        let sandbox = self.find(&id)?;
+        let made = fork::fork(&self.node, &sandbox, count).await;
+        if made.is_err() {
+            report::forked(&sandbox, count, 0, &made);
+        }
+        let made = made.map_err(to_status)?;
         let made = ReceiverStream::new(made).map(|made| Ok(made.claim()));
         Ok(Response::new(Box::pin(made)))
     }
@@ -215,6 +221,24 @@ impl Sandboxes for Service {
         let sandbox = self.find(&request.get_ref().id)?;
         sandbox.resume().await.map_err(to_status)?;
         answer(&sandbox)
+    }
+
+    type EventsStream = Answers<v1::Event>;
+
+    async fn events(
+        &self,
+        request: Request<v1::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let events = events::rpc::stream(&self.node.events, request.into_inner());
+        Ok(Response::new(Box::pin(ReceiverStream::new(events.map_err(to_status)?))))
+    }
+
+    async fn usage(
+        &self,
+        request: Request<v1::UsageRequest>,
+    ) -> Result<Response<v1::UsageResponse>, Status> {
+        let usage = usage::usage(&self.node, request.into_inner()).await;
+        Ok(Response::new(usage.map_err(to_status)?))
     }
 
     type ExecStream = Answers<v1::ExecOutput>;
@@ -310,8 +334,11 @@ impl Sandboxes for Service {
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        let parts = files::read(&sandbox, request).await.map_err(to_status)?;
-        let parts = ReceiverStream::new(parts).map(|part| part.map_err(to_status));
+        let mut transfer = report::Transfer::begin(&sandbox, false, &request.path);
+        let parts = files::read(&sandbox, request).await;
+        let parts = parts.inspect_err(|error| transfer.failed(error)).map_err(to_status)?;
+        let parts = report::Counted::new(ReceiverStream::new(parts), transfer);
+        let parts = parts.map(|part| part.map_err(to_status));
         Ok(Response::new(Box::pin(parts)))
     }
 
@@ -326,6 +353,7 @@ impl Sandboxes for Service {
             return Err(to_status(Error::invalid("the first part of a file is its start")));
         };
         let sandbox = self.find(&start.id)?;
+        let mut transfer = report::Transfer::begin(&sandbox, true, &start.path);
         let (sender, receiver) = mpsc::channel(QUEUE);
         let feed = async move {
             loop {
@@ -353,6 +381,8 @@ impl Sandboxes for Service {
             }
         };
         let (written, ()) = tokio::join!(files::write(&sandbox, start, receiver), feed);
+        transfer.bytes = *written.as_ref().unwrap_or(&0);
+        transfer.end(&written);
         let bytes = written.map_err(to_status)?;
         Ok(Response::new(v1::WriteFileResponse { bytes }))
     }
@@ -385,7 +415,10 @@ impl Sandboxes for Service {
     ) -> Result<Response<v1::FileEntry>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        Ok(Response::new(files::make_directory(&sandbox, request).await.map_err(to_status)?))
+        let path = request.path.clone();
+        let made = files::make_directory(&sandbox, request).await;
+        report::changed(&sandbox, "make_directory", &path, "", &made);
+        Ok(Response::new(made.map_err(to_status)?))
     }
 
     async fn rename_file(
@@ -394,7 +427,10 @@ impl Sandboxes for Service {
     ) -> Result<Response<v1::FileEntry>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        Ok(Response::new(files::rename(&sandbox, request).await.map_err(to_status)?))
+        let (from, to) = (request.from.clone(), request.to.clone());
+        let renamed = files::rename(&sandbox, request).await;
+        report::changed(&sandbox, "rename", &from, &to, &renamed);
+        Ok(Response::new(renamed.map_err(to_status)?))
     }
 
     async fn remove_file(
@@ -403,7 +439,10 @@ impl Sandboxes for Service {
     ) -> Result<Response<v1::RemoveFileResponse>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        let removed = files::remove(&sandbox, request).await.map_err(to_status)?;
+        let path = request.path.clone();
+        let removed = files::remove(&sandbox, request).await;
+        report::changed(&sandbox, "remove", &path, "", &removed);
+        let removed = removed.map_err(to_status)?;
         Ok(Response::new(v1::RemoveFileResponse { removed }))
     }
 
@@ -413,7 +452,10 @@ impl Sandboxes for Service {
     ) -> Result<Response<v1::FileEntry>, Status> {
         let request = request.into_inner();
         let sandbox = self.find(&request.id)?;
-        Ok(Response::new(files::set_attributes(&sandbox, request).await.map_err(to_status)?))
+        let path = request.path.clone();
+        let set = files::set_attributes(&sandbox, request).await;
+        report::changed(&sandbox, "set_attributes", &path, "", &set);
+        Ok(Response::new(set.map_err(to_status)?))
     }
 
     type WatchFilesStream = Answers<v1::FileEvent>;
@@ -438,7 +480,10 @@ impl Sandboxes for Service {
         // In a task of its own: a client that leaves does not leave a half-named result.
         let packing = tokio::spawn(async move {
             let begin = Instant::now();
-            let packed = pack::pack_diff(&node, &sandbox, request).await?;
+            let name = request.name.clone();
+            let packed = pack::pack_diff(&node, &sandbox, request).await;
+            report::packed(&sandbox, &name, &packed);
+            let packed = packed?;
             node.meters.packs.observe_since(begin);
             Ok(packed)
         });

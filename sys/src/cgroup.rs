@@ -12,6 +12,7 @@
 
 mod reclaim;
 mod shares;
+mod usage;
 
 pub use shares::Bandwidth;
 

@@ -12,8 +12,8 @@ use crate::output::{Output, name};
 use layer::{Context, Error, ErrorKind, Result};
 use proto::v1::sandboxes_client::SandboxesClient;
 use proto::v1::{
-    FileChunk, FileHeader, ReadFileRequest, WriteFilePart, WriteFileStart, file_chunk,
-    write_file_part,
+    FileChunk, FileHeader, FileKind, ReadFileRequest, StatFileRequest, WriteFilePart,
+    WriteFileStart, file_chunk, write_file_part,
 };
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -208,6 +208,13 @@ fn unpack(source: Incoming, target: &Path, out: Output) -> Result<()> {
     Ok(())
 }
 
+/// Whether a path of a sandbox leads to a directory; one that leads nowhere does not.
+async fn is_directory(client: &mut SandboxesClient<Channel>, id: &str, path: &str) -> bool {
+    let request = StatFileRequest { id: id.to_owned(), path: path.to_owned(), follow: true };
+    let looked = client.stat_file(request).await;
+    looked.is_ok_and(|entry| entry.get_ref().kind() == FileKind::Directory)
+}
+
 async fn upload(
     mut client: SandboxesClient<Channel>,
     from: PathBuf,
@@ -215,8 +222,7 @@ async fn upload(
     path: String,
 ) -> Outcome<u64> {
     let metadata = std::fs::metadata(&from).context(|| format!("read {}", from.display()))?;
-    let into_directory = path.ends_with('/')
-        || matches!(read_header(&mut client, &id, &path).await, Ok((header, _)) if header.is_directory);
+    let into_directory = path.ends_with('/') || is_directory(&mut client, &id, &path).await;
     let target = if into_directory {
         let joined = Path::new(&path).join(last_name(&from));
         joined.to_string_lossy().into_owned()

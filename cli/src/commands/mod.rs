@@ -10,6 +10,7 @@ mod containerd;
 mod copy;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod files;
 mod gc;
@@ -28,6 +29,7 @@ mod run;
 mod sandboxes;
 mod sign;
 mod stats;
+mod top;
 mod transfer;
 mod tree;
 
@@ -93,6 +95,8 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Cp(args) => copy::copy(&scene, &args).await,
         Action::Ps(args) => sandboxes::ps(&scene, &args).await,
         Action::Logs(args) => sandboxes::logs(&scene, &args).await,
+        Action::Events(args) => events::events(&scene, args).await,
+        Action::Top(args) => top::top(&scene, args).await,
         Action::Stop(args) => sandboxes::stop(&scene, &args).await,
         Action::Rm(args) => sandboxes::rm(&scene, &args).await,
         Action::Pause(args) => sandboxes::pause(&scene, &args).await,

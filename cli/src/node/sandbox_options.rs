@@ -4,7 +4,7 @@
 //! has them.
 
 use crate::quantity;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use runtime::RuntimeConfig;
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,6 +37,12 @@ pub struct SandboxOptions {
     /// Where the host has no swap, make some of so much compressed memory, for what paused sandboxes hold
     #[arg(long, value_name = "SIZE", env = "LAMELLA_ZRAM", value_parser = quantity::bytes)]
     pub zram: Option<u64>,
+    /// Begin another file of events when one has this size [default: 16M]
+    #[arg(long, value_name = "SIZE", env = "LAMELLA_EVENT_FILE_SIZE", value_parser = quantity::bytes)]
+    pub event_file_size: Option<u64>,
+    /// Keep so many files of events [default: 16]
+    #[arg(long, value_name = "N", env = "LAMELLA_EVENT_FILES", value_parser = value_parser!(u16).range(2..))]
+    pub event_files: Option<u16>,
 }
 
 /// Whether sandboxes have users of their own.
@@ -79,5 +85,10 @@ impl SandboxOptions {
         config.network.resolvers.clone_from(&self.resolvers);
         config.network.mirrors = self.registry_mirrors.iter().cloned().collect();
         config.zram_bytes = self.zram;
+        let usual = config.events;
+        config.events = runtime::EventRotation {
+            file_bytes: self.event_file_size.unwrap_or(usual.file_bytes),
+            files: self.event_files.map_or(usual.files, usize::from),
+        };
     }
 }

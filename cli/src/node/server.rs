@@ -31,7 +31,7 @@ use crate::settings::Settings;
 use layer::layer_file::LayerFile;
 use layer::reference::Target;
 use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
-use proto::v1::ListRequest;
+use proto::v1::{ListRequest, ResolveResponse};
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::sandboxes_client::SandboxesClient;
 use std::net::SocketAddr;
@@ -285,8 +285,11 @@ struct PublishedNames {
 }
 
 impl runtime::Names for PublishedNames {
-    fn resolve(&self, name: &str) -> Result<proto::v1::ResolveResponse> {
-        let resolved = self.images.resolve(name)?;
+    fn resolve(&self, name: &str) -> Result<ResolveResponse> {
+        self.images.resolve(name)
+    }
+
+    fn admit(&self, name: &str, resolved: &ResolveResponse) -> Result<()> {
         if let Some(trust) = &self.trust {
             let subject = match &resolved.target {
                 Some(Resolved::EnvId(id)) => Target::Environment(EnvId::from_slice(id)?),
@@ -295,10 +298,12 @@ impl runtime::Names for PublishedNames {
             };
             trust.admit(&self.store, &subject).context(|| format!("{name} is refused"))?;
         }
+        Ok(())
+    }
+
+    fn hold(&self, resolved: &ResolveResponse) -> Result<()> {
         let layers = resolved.layers.iter().map(|layer| LayerId::from_slice(&layer.layer_id));
-        // What is about to be attached must not be collected meanwhile.
-        self.leases.hold(&layers.collect::<Result<Vec<_>>>()?)?;
-        Ok(resolved)
+        self.leases.hold(&layers.collect::<Result<Vec<_>>>()?)
     }
 }
 

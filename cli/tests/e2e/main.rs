@@ -7,6 +7,7 @@ mod bench;
 mod commands;
 mod containerd;
 mod direct;
+mod events;
 #[path = "../../../store/tests/places/double.rs"]
 mod double;
 #[path = "../../../store/tests/places/folder.rs"]

@@ -564,8 +564,20 @@ impl Instance for ContainerInstance {
         self.group().oom_kills().unwrap_or(0).saturating_sub(self.oom_before)
     }
 
+    fn refused_forks(&self) -> u64 {
+        self.group().refused_forks().unwrap_or(0)
+    }
+
     fn memory_in_use(&self) -> u64 {
         self.group().memory_in_use().unwrap_or(0)
+    }
+
+    fn cpu_us(&self) -> u64 {
+        self.group().cpu_us().unwrap_or(0)
+    }
+
+    fn tasks(&self) -> u64 {
+        self.group().tasks().unwrap_or(0)
     }
 
     fn root(&self) -> Result<OwnedFd> {

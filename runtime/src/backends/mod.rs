@@ -146,8 +146,17 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     /// How many processes the kernel has ended for lack of memory.
     fn oom_kills(&self) -> u64;
 
+    /// How many forks the kernel has refused for the limit of tasks.
+    fn refused_forks(&self) -> u64;
+
     /// Bytes in use now.
     fn memory_in_use(&self) -> u64;
+
+    /// Processor time in microseconds since its group was made, which may be before it began.
+    fn cpu_us(&self) -> u64;
+
+    /// Processes and threads now, its init included.
+    fn tasks(&self) -> u64;
 
     /// A descriptor of its root, for file transfer.
     fn root(&self) -> Result<OwnedFd>;

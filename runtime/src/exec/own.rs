@@ -6,6 +6,7 @@ use super::run::{Child, Run};
 use super::streams;
 use super::table::MAIN;
 use crate::backends::{Command as Wanted, Instance};
+use crate::events::report;
 use crate::plan;
 use crate::record::End as EndKind;
 use crate::sandbox::Sandbox;
@@ -35,16 +36,21 @@ pub async fn start(
 ) -> Result<Own> {
     let defaults = sandbox.defaults();
     let wanted = plan::command(&defaults, argv.to_vec(), &[], None, None);
+    let (user, cwd) = (wanted.user.clone(), wanted.cwd.clone());
     let wanted = Wanted { is_main: true, is_held: true, ..wanted };
     let (theirs, ours) = streams::pipes(false)?;
     let borrowed: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
     let mut record = CommandRecord::new(sandbox.id(), MAIN, argv);
     record.kept_bytes = KEPT_BYTES;
+    report::exec_started(sandbox, &record, argv, &user, &cwd);
     let output = sandbox.commands.output(MAIN, KEPT_BYTES);
-    let started = instance.exec(wanted, &borrowed).await?.start;
+    let started = instance.exec(wanted, &borrowed).await;
+    let started = started.inspect_err(|error| report::exec_failed(sandbox, &record, error))?.start;
     let child = match started {
         CommandStart::Refused(code, message) => {
-            record.ended = Some(Ended::now(EndKind::Exited(code), message, 0));
+            let ended = Ended::now(EndKind::Exited(code), message, 0);
+            report::exec_ended(sandbox, &record, &ended, 0);
+            record.ended = Some(ended);
             sandbox.commands.store().append(&record)?;
             let command = Command::new(record, output, Input::default(), None, None);
             sandbox.commands.insert(&command);

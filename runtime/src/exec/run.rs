@@ -4,6 +4,7 @@
 use super::command::Command;
 use super::record::Ended;
 use crate::backends::{Instance, Tree};
+use crate::events::report;
 use crate::meters::Meters;
 use crate::record::End as EndKind;
 use crate::sandbox::Sandbox;
@@ -224,7 +225,10 @@ impl Run {
             (None, EndKind::DiskFull(_)) => "no room on the sandbox's disk".to_owned(),
             (None, _) => String::new(),
         };
-        Ended::now(end, message, self.sink.truncated())
+        let ended = Ended::now(end, message, self.sink.truncated());
+        let printed = self.command.output.range().1;
+        report::exec_ended(&self.sandbox, &self.command.record(), &ended, printed);
+        ended
     }
 
     /// CRASH: the end is in the journal before anybody hears of it; the streams are held until it is.

@@ -6,6 +6,7 @@ use super::record::{CommandRecord, Ended, now_unix_ns};
 use super::run::{Child, Run, TIME_OVER};
 use super::streams::{self, Streams};
 use crate::backends::Started;
+use crate::events::report;
 use crate::meters::Meters;
 use crate::plan;
 use crate::record::End as EndKind;
@@ -66,6 +67,7 @@ pub async fn start(
 
     let defaults = sandbox.defaults();
     let mut command = plan::command(&defaults, start.argv, &start.env, start.cwd, start.user);
+    report::exec_started(&sandbox, &record, &command.argv, &command.user, &command.cwd);
     command.is_held = true;
     let starting = async {
         if start.tty {
@@ -80,21 +82,24 @@ pub async fn start(
     // The time-out counts from here: the sandbox can stop the process before it is the command.
     let Some(started) = within(timeout, starting).await else {
         meters.exec_ended(EndKind::Timeout);
-        end_at_once(&outputs, EndKind::Timeout, TIME_OVER.to_owned());
+        let ended = Ended::now(EndKind::Timeout, TIME_OVER.to_owned(), 0);
+        end_at_once(&outputs, &sandbox, &record, &ended);
         return Ok(receiver);
     };
     let (Started { start: how, tree }, streams) = match started {
         Err(error) if sandbox.has_new_oom_kill() => {
             meters.exec_ended(EndKind::Oom);
-            end_at_once(&outputs, EndKind::Oom, format!("out of memory: {}", error.chain()));
+            let ended = Ended::now(EndKind::Oom, format!("out of memory: {}", error.chain()), 0);
+            end_at_once(&outputs, &sandbox, &record, &ended);
             return Ok(receiver);
         }
-        started => started?,
+        started => started.inspect_err(|error| report::exec_failed(&sandbox, &record, error))?,
     };
     let mut child = match how {
         CommandStart::Refused(code, message) => {
             meters.exec_refused();
-            end_at_once(&outputs, EndKind::Exited(code), message);
+            let ended = Ended::now(EndKind::Exited(code), message, 0);
+            end_at_once(&outputs, &sandbox, &record, &ended);
             return Ok(receiver);
         }
         CommandStart::Started(child) => child,
@@ -177,6 +182,12 @@ fn tell(outputs: &mpsc::Sender<ExecOutput>, output: Out) {
 }
 
 /// Tells the end of a command that never ran.
-fn end_at_once(outputs: &mpsc::Sender<ExecOutput>, end: EndKind, message: String) {
-    tell(outputs, Out::Ended(Ended::now(end, message, 0).wire()));
+fn end_at_once(
+    outputs: &mpsc::Sender<ExecOutput>,
+    sandbox: &Sandbox,
+    record: &CommandRecord,
+    ended: &Ended,
+) {
+    report::exec_ended(sandbox, record, ended, 0);
+    tell(outputs, Out::Ended(ended.wire()));
 }
