@@ -179,38 +179,28 @@ async fn processors_weights_and_bandwidth_are_set_where_they_were_asked_for() ->
     Ok(())
 }
 
-/// A small disk under the data directory of a world.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn under(world: &World, bytes: u64) -> Result<Self> {
-        let place = world.data();
-        std::fs::create_dir_all(&place)?;
-        let image = place.with_file_name("small-disk");
-        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&image)?;
-        file.set_len(bytes)?;
-        let made = std::process::Command::new("/usr/sbin/mkfs.ext4")
-            .args(["-q", "-F", "-b", "4096", "-m", "0", "-N", "20000"])
-            .arg(&image)
-            .status()?;
-        ensure!(made.success(), "mkfs.ext4");
-        let device = sys::loop_device::LoopDevice::over(file.as_fd(), "small")?;
-        let ext4 = sys::mount::Ext4 { device: device.path() };
-        ext4.mount_detached(sys::mount::Attributes::default())?.attach(&place)?;
-        Ok(Self(place))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = sys::mount::unmount(&self.0, sys::mount::Unmount::Lazy);
-    }
+/// Puts a small disk under the data directory of a world, which unmounts it when nothing runs any more.
+fn put_on_small_disk(world: &World, bytes: u64) -> Result<()> {
+    let place = world.data();
+    std::fs::create_dir_all(&place)?;
+    let image = place.with_file_name("small-disk");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&image)?;
+    file.set_len(bytes)?;
+    let made = std::process::Command::new("/usr/sbin/mkfs.ext4")
+        .args(["-q", "-F", "-b", "4096", "-m", "0", "-N", "20000"])
+        .arg(&image)
+        .status()?;
+    ensure!(made.success(), "mkfs.ext4");
+    let device = sys::loop_device::LoopDevice::over(file.as_fd(), "small")?;
+    let ext4 = sys::mount::Ext4 { device: device.path() };
+    ext4.mount_detached(sys::mount::Attributes::default())?.attach(&place)?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_fills_the_disk_that_all_share_is_stopped_and_the_others_go_on() -> Result<()> {
     let world = World::new()?;
-    let disk = SmallDisk::under(&world, 512 << 20)?;
+    put_on_small_disk(&world, 512 << 20)?;
     let (service, client) = world.client().await?;
     let quiet = client.idle().await?.id;
     client.shell(&quiet, "head -c 1000000 /dev/zero > /mine").await?;
@@ -252,7 +242,6 @@ async fn who_fills_the_disk_that_all_share_is_stopped_and_the_others_go_on() -> 
     }
     client.stop(&quiet).await?;
     service.close().await;
-    drop((service, client, disk));
     Ok(())
 }
 
