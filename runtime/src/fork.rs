@@ -39,8 +39,16 @@ struct Copied {
 
 impl Drop for Copied {
     fn drop(&mut self) {
-        if let Err(error) = remove_folder(&self.folder) {
-            tracing::warn!(error = %error.chain(), "a copy stays until the next start");
+        let folder = std::mem::take(&mut self.folder);
+        let remove = move || {
+            if let Err(error) = remove_folder(&folder) {
+                tracing::warn!(error = %error.chain(), "a copy stays until the next start");
+            }
+        };
+        // It may be large, and whoever drops it may not wait.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(remove)),
+            Err(_) => remove(),
         }
     }
 }
