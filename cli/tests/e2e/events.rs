@@ -17,7 +17,7 @@ fn world() -> World {
 /// What `events` prints with these words.
 #[track_caller]
 fn events(world: &World, words: &str) -> Vec<Value> {
-    let out = world.line(&format!("events --json {words}").trim_end().to_owned()).ok().out;
+    let out = world.line(format!("events --json {words}").trim_end()).ok().out;
     out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
