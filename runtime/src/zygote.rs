@@ -503,6 +503,10 @@ fn of_failed(failed: Failed) -> Error {
         let text = "the sandbox is at its limit of processes; --pids gives more";
         return Error::new(ErrorKind::NoSpace, text);
     }
+    if failed.step.starts_with("protect ") {
+        // The request names what cannot be protected.
+        return Error::invalid(failed.step);
+    }
     let error = std::io::Error::from_raw_os_error(failed.errno);
     Error::new(ErrorKind::of_io(&error), failed.step)
 }
