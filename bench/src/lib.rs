@@ -20,6 +20,7 @@ mod decoding;
 mod dedup;
 mod demo;
 mod eager;
+mod fncall;
 mod limits;
 mod measure;
 mod metadata;
@@ -56,6 +57,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("metadata", "size of the metadata images against mkfs.erofs's"),
     ("warm", "reads of a complete layer against ext4, EROFS, squashfs and fuse-overlayfs"),
     ("create", "containers per second against crun and runc"),
+    ("fncall", "function calls against create, exec and stop of a container"),
     ("limits", "an exec beside bombs of every kind against the same exec alone"),
     ("pack-diff", "what a sandbox wrote becomes an environment: many new files, a few changes"),
     ("gc", "collection, fsck and reindex of a store of a million chunks"),
@@ -81,6 +83,7 @@ pub fn run(name: &str, args: &[String]) -> anyhow::Result<()> {
         "metadata" => metadata::command(&options),
         "warm" => warm::command(&options),
         "create" => create::command(&options),
+        "fncall" => fncall::command(&options),
         "limits" => limits::command(&options),
         "pack-diff" => pack_diff::command(&options),
         "dedup" => dedup::command(&options),

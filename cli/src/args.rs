@@ -2,6 +2,7 @@
 //!
 //! Nothing here opens, reads or decides anything; a value that parses is only well formed.
 
+mod call;
 mod commands;
 mod containerd;
 mod events;
@@ -15,6 +16,7 @@ mod node;
 mod sandboxes;
 mod sign;
 
+pub use call::Call;
 pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use commands::*;
 pub use events::*;
@@ -110,6 +112,8 @@ pub enum Action {
     Run(Run),
     /// Create a sandbox and print its id
     Create(Create),
+    /// Run a command in a container made ahead and gone afterwards, with files in and out, and exit with its code
+    Call(Call),
     /// Run one more command in a sandbox and exit with its code
     Exec(Exec),
     /// List the commands of a sandbox that run, and the last ones that ended

@@ -87,6 +87,10 @@ impl Node {
         let (free, made) = self.container.slots();
         page.gauge("slots_free", "Prepared places for sandboxes that are free.", free);
         page.counter("slots_made_total", "Places that were prepared.", made);
+        let (running, waiting, ready) = self.functions.counts();
+        page.gauge("calls_running", "Function calls that run.", running as u64);
+        page.gauge("calls_waiting", "Function calls that wait for their turn.", waiting as u64);
+        page.gauge("call_containers_ready", "Containers that wait for function calls.", ready as u64);
         let took = "How long creates took that succeeded.";
         page.histogram("create_seconds", took, &meters.creates);
         let failed = meters.create_failures.get();

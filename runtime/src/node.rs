@@ -8,6 +8,7 @@ use crate::backends::{Backend, Instance};
 use crate::disk::DiskSize;
 use crate::events::{self, EventLog};
 use crate::exec::{self, CommandStore};
+use crate::fncall;
 use crate::journal::Journal;
 use crate::layers::Layers;
 use crate::lifetimes::{self, Lifetimes};
@@ -134,11 +135,12 @@ pub struct Node {
     pub(crate) store: Arc<CommandStore>,
     pub(crate) watches: crate::files::Watches,
     pub(crate) lifetimes: Arc<Lifetimes>,
+    pub(crate) functions: fncall::Functions,
     swap: OwnSwap,
     journal: Arc<Journal<Record>>,
     ended: Mutex<VecDeque<String>>,
     keys: Mutex<HashMap<String, String>>,
-    launches: Semaphore,
+    pub(crate) launches: Semaphore,
     launches_at_once: usize,
     /// Clean-ups that are not finished.
     cleaning: watch::Sender<usize>,
@@ -182,6 +184,7 @@ impl Node {
             launches: Semaphore::new(cores * LAUNCHES_PER_CORE),
             launches_at_once: cores * LAUNCHES_PER_CORE,
             lifetimes: Arc::new(lifetimes),
+            functions: fncall::Functions::default(),
             swap,
             cleaning: watch::channel(0).0,
             config,
@@ -190,11 +193,13 @@ impl Node {
         tokio::spawn(detach_idle_layers(Arc::downgrade(&node)));
         tokio::spawn(lifetimes::run(Arc::downgrade(&node)));
         tokio::spawn(room::watch(Arc::downgrade(&node)));
+        tokio::spawn(fncall::shrink(Arc::downgrade(&node)));
         Ok(node)
     }
 
     /// Lets go of everything that no living sandbox needs. Living sandboxes go on.
     pub async fn close(&self) {
+        self.functions.close().await;
         let mut cleaning = self.cleaning.subscribe();
         let _watched = cleaning.wait_for(|count| *count == 0).await;
         self.detach_idle(Duration::ZERO).await;
@@ -387,6 +392,18 @@ impl Node {
         Ok(sandbox)
     }
 
+    /// Of whom asks for none.
+    pub(crate) fn default_limits(&self) -> PlannedLimits {
+        let config = &self.config;
+        PlannedLimits {
+            memory_bytes: config.default_memory_bytes,
+            pids: config.default_pids,
+            disk: config.default_disk_bytes.map(|bytes| DiskSize { bytes, inodes: 0 }),
+            open_files: Some(config.default_open_files),
+            ..PlannedLimits::default()
+        }
+    }
+
     async fn launch(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -396,15 +413,7 @@ impl Node {
     ) -> Result<()> {
         self.room.admit()?;
         let layers = &resolved.layers[..];
-        let config = &self.config;
-        let defaults = PlannedLimits {
-            memory_bytes: config.default_memory_bytes,
-            pids: config.default_pids,
-            disk: config.default_disk_bytes.map(|bytes| DiskSize { bytes, inodes: 0 }),
-            open_files: Some(config.default_open_files),
-            ..PlannedLimits::default()
-        };
-        let mut plan = plan::launch(spec, &defaults, sandbox.id());
+        let mut plan = plan::launch(spec, &self.default_limits(), sandbox.id());
         plan.seed = seed;
         let mounts = self.layers.attach(layers, resolved.env_id.as_ref(), spec.plane).await?;
         let instance = self.container.launch(&plan, &mounts).await;
@@ -506,7 +515,7 @@ impl Node {
         }
     }
 
-    async fn resolve(&self, name: &str) -> Result<Resolved> {
+    pub(crate) async fn resolve(&self, name: &str) -> Result<Resolved> {
         use v1::resolve_response::Target;
         let name = name.to_owned();
         let answer = if let Some(names) = self.config.names.clone() {

@@ -3,7 +3,7 @@
 use crate::events::{self, report};
 use crate::node::{Node, RuntimeConfig};
 use crate::sandbox::Sandbox;
-use crate::{exec, files, fork, many, pack, usage};
+use crate::{exec, files, fncall, fork, many, pack, usage};
 use layer::{Error, Result};
 use proto::status::to_status;
 use proto::v1::networks_server::NetworksServer;
@@ -36,8 +36,7 @@ impl Service {
 
     /// What a server adds to serve the interface.
     pub fn routes(&self) -> tonic::service::Routes {
-        let routes = tonic::service::Routes::new(SandboxesServer::new(self.clone()))
-            .add_service(self.network_server());
+        let routes = tonic::service::Routes::new(self.server()).add_service(self.network_server());
         self.calls().measure(routes)
     }
 
@@ -53,7 +52,7 @@ impl Service {
 
     /// The interface as a tonic service, to be served together with others.
     pub fn server(&self) -> SandboxesServer<Self> {
-        SandboxesServer::new(self.clone())
+        SandboxesServer::new(self.clone()).max_decoding_message_size(fncall::MAX_MESSAGE_BYTES)
     }
 
     /// Waits for clean-ups, detaches unused layers, removes prepared slots. Living sandboxes go on and
@@ -151,6 +150,17 @@ impl Sandboxes for Service {
         self.node.lifetimes.reconsider(&owned);
         let sandboxes = owned.len() as u32;
         Ok(Response::new(v1::RenewOwnerResponse { sandboxes, expires_unix_ns }))
+    }
+
+    async fn call(
+        &self,
+        request: Request<v1::CallRequest>,
+    ) -> Result<Response<v1::CallResponse>, Status> {
+        let request = request.into_inner();
+        let mut called = report::Called::begin(&self.node.events, &request);
+        let answer = self.node.call(request).await;
+        called.end(&answer);
+        Ok(Response::new(answer.map_err(to_status)?))
     }
 
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::Sandbox>, Status> {

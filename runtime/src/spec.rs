@@ -80,6 +80,10 @@ const MAX_STRINGS_BYTES: usize = 1536 << 10;
 pub fn sandbox(request: v1::CreateRequest) -> Result<SandboxSpec> {
     match v1::Backend::try_from(request.backend) {
         Ok(v1::Backend::Container) => {}
+        Ok(v1::Backend::Fncall) => {
+            let text = "a function call is no sandbox and has no life of its own: Call (`lamella call`) makes one";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         Ok(other) => {
             let name = other.as_str_name();
             return Err(Error::new(

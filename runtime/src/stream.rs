@@ -205,7 +205,7 @@ pub async fn pump(
 }
 
 /// Waits until something is there; false when it never will be.
-async fn until_readable(source: &End) -> bool {
+pub async fn until_readable(source: &End) -> bool {
     loop {
         let Ok(mut guard) = source.0.readable().await else { return false };
         // Forgets the readiness unless there is something now, or the end.

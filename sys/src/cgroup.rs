@@ -10,11 +10,13 @@
 //!
 //! Groups are files: they survive a crash of their maker and are removed by name. No state, no locks.
 
+mod meter;
 mod reclaim;
 mod shares;
 mod usage;
 
 pub use shares::Bandwidth;
+pub use meter::{Meter, Metered};
 
 use crate::mount;
 use crate::process::{self, Pid, Reach};

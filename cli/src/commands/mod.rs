@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod cache;
+mod call;
 mod check;
 mod commands;
 mod compose;
@@ -85,6 +86,7 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Umount(args) => mount::umount(&scene, &args).await,
         Action::Run(args) => run::run(&scene, args).await,
         Action::Create(args) => sandboxes::create(&scene, args).await,
+        Action::Call(args) => call::call(&scene, args).await,
         Action::Exec(args) => exec::exec(&scene, args).await,
         Action::Commands(args) => commands::commands(&scene, args).await,
         Action::Attach(args) => commands::attach(&scene, args).await,

@@ -560,6 +560,10 @@ impl Instance for ContainerInstance {
         Ok(())
     }
 
+    fn meter(&self) -> Option<sys::cgroup::Meter> {
+        Some(self.group().meter())
+    }
+
     fn oom_kills(&self) -> u64 {
         self.group().oom_kills().unwrap_or(0).saturating_sub(self.oom_before)
     }

@@ -143,6 +143,11 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     /// Asks for what of it lies in swap. Blocking.
     fn bring_back(&self) -> Result<()>;
 
+    /// Counts what it uses from now on.
+    fn meter(&self) -> Option<sys::cgroup::Meter> {
+        None
+    }
+
     /// How many processes the kernel has ended for lack of memory.
     fn oom_kills(&self) -> u64;
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub const MAX_TEXT_BYTES: usize = 4096;
 
 /// Every kind of event, in the order of docs/events.md.
-pub const KINDS: [&str; 22] = [
+pub const KINDS: [&str; 23] = [
     "node_started",
     "node_ended",
     "creating",
@@ -27,6 +27,7 @@ pub const KINDS: [&str; 22] = [
     "exec_end",
     "file_transfer",
     "file_change",
+    "call",
     "pack_diff",
     "fork",
     "network",
@@ -181,6 +182,14 @@ pub enum What {
         to: String,
         result: String,
     },
+    Call {
+        environment: String,
+        argv: Vec<String>,
+        argv_bytes: u64,
+        exit_code: i32,
+        ran_ms: u64,
+        result: String,
+    },
     PackDiff {
         name: String,
         layer: String,
@@ -244,14 +253,15 @@ impl What {
             Self::ExecEnd { .. } => 11,
             Self::FileTransfer { .. } => 12,
             Self::FileChange { .. } => 13,
-            Self::PackDiff { .. } => 14,
-            Self::Fork { .. } => 15,
-            Self::Network { .. } => 16,
-            Self::Port { .. } => 17,
-            Self::Denied { .. } => 18,
-            Self::Limit { .. } => 19,
-            Self::Dropped { .. } => 20,
-            Self::Expired { .. } => 21,
+            Self::Call { .. } => 14,
+            Self::PackDiff { .. } => 15,
+            Self::Fork { .. } => 16,
+            Self::Network { .. } => 17,
+            Self::Port { .. } => 18,
+            Self::Denied { .. } => 19,
+            Self::Limit { .. } => 20,
+            Self::Dropped { .. } => 21,
+            Self::Expired { .. } => 22,
         };
         KINDS[number]
     }
@@ -369,6 +379,14 @@ pub(super) mod tests {
             },
             What::FileTransfer { direction: "in", path: text(), bytes: 1, result: text() },
             What::FileChange { change: "remove", path: text(), to: text(), result: text() },
+            What::Call {
+                environment: text(),
+                argv: vec![text()],
+                argv_bytes: 1,
+                exit_code: 0,
+                ran_ms: 1,
+                result: text(),
+            },
             What::PackDiff {
                 name: text(),
                 layer: text(),

@@ -11,6 +11,7 @@ use proto::v1;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 use tokio_stream::Stream;
 
 /// The result of what nobody waited for.
@@ -161,6 +162,53 @@ pub fn changed<T>(
         to: cut(to),
         result: result_of(result),
     });
+}
+
+/// A call of a function. Reported when this is dropped.
+#[derive(Debug)]
+pub struct Called {
+    log: Arc<EventLog>,
+    environment: String,
+    argv: Vec<String>,
+    argv_bytes: u64,
+    begin: Instant,
+    exit_code: i32,
+    result: Option<String>,
+}
+
+impl Called {
+    /// It begins.
+    pub fn begin(log: &Arc<EventLog>, request: &v1::CallRequest) -> Self {
+        Self {
+            log: Arc::clone(log),
+            environment: cut(&request.environment),
+            argv: cut_all(&request.argv),
+            argv_bytes: length(&request.argv),
+            begin: Instant::now(),
+            exit_code: 0,
+            result: None,
+        }
+    }
+
+    /// It is over.
+    pub fn end(&mut self, result: &Result<v1::CallResponse>) {
+        self.exit_code = result.as_ref().map_or(0, |answer| answer.exit_code);
+        self.result = Some(result_of(result));
+    }
+}
+
+impl Drop for Called {
+    fn drop(&mut self) {
+        let call = What::Call {
+            environment: std::mem::take(&mut self.environment),
+            argv: std::mem::take(&mut self.argv),
+            argv_bytes: self.argv_bytes,
+            exit_code: self.exit_code,
+            ran_ms: self.begin.elapsed().as_millis() as u64,
+            result: self.result.take().unwrap_or_else(|| LEFT.to_owned()),
+        };
+        self.log.report("", &call);
+    }
 }
 
 /// A pack is over.

@@ -128,13 +128,14 @@ fn left() -> Error {
     Error::new(ErrorKind::Unavailable, "the client has left")
 }
 
-fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+/// Opens a path that resolves in the sandbox's root.
+pub fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     sys::file::open_in_root(root, path, flags | OFlags::CLOEXEC, 0)
         .context(|| format!("open {}", path.display()))
 }
 
 /// Opens for real what was only looked at, and nothing that took its place.
-fn reopen(place: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+pub fn reopen(place: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let extra = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let is_writing = flags.contains(OFlags::WRONLY);
@@ -153,7 +154,8 @@ fn is_kernel_file(place: BorrowedFd<'_>) -> Result<bool> {
     Ok(matches!(kind, FileSystemKind::Other(PROC_MAGIC | SYSFS_MAGIC)))
 }
 
-fn refuse_kernel_files(place: BorrowedFd<'_>) -> Result<()> {
+/// Denied for what lies in /proc or /sys.
+pub fn refuse_kernel_files(place: BorrowedFd<'_>) -> Result<()> {
     if is_kernel_file(place)? {
         return Err(Error::new(ErrorKind::Denied, "files of the kernel are not transferred"));
     }
@@ -177,7 +179,7 @@ fn folder_of<'a>(root: BorrowedFd<'_>, path: &'a Path) -> Result<(OwnedFd, &'a [
 }
 
 /// Opens a folder, making what is missing of its path.
-fn make_folders(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd> {
+pub fn make_folders(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let mut made = PathBuf::from("/");
     let mut folder = open(root, &made, flags)?;
