@@ -384,6 +384,7 @@ async fn every_damage_is_named_with_the_references_it_hits_and_mended_from_anoth
     let packs = layers.each_ref().map(|layer| object("packs", pack_of(layer).to_string()));
     let files = layers.each_ref().map(|layer| object("layers", layer.file.id().to_string()));
     let env = object("envs", store.list_environments().unwrap()[0].to_string());
+    let entry = memory.list("refs/base/l2/", None, 1).unwrap().remove(0);
     let both = ["base/l0:latest", "env/e:latest"].map(str::to_owned).to_vec();
     let env_only = vec!["env/e:latest".to_owned()];
     let last = vec!["base/l2:latest".to_owned()];
@@ -395,6 +396,7 @@ async fn every_damage_is_named_with_the_references_it_hits_and_mended_from_anoth
         ("a flipped bit in a layer", last.clone(), Box::new(|| flip(&memory, &files[2]))),
         ("a lost environment", env_only.clone(), Box::new(|| replace(&memory, &env, None))),
         ("a flipped bit in an environment", env_only, Box::new(|| flip(&memory, &env))),
+        ("a flipped bit in a reference", last.clone(), Box::new(|| flip(&memory, &entry))),
         (
             "all at once",
             [both, last].concat(),
@@ -403,6 +405,7 @@ async fn every_damage_is_named_with_the_references_it_hits_and_mended_from_anoth
                 flip(&memory, &packs[2]);
                 replace(&memory, &files[0], None);
                 flip(&memory, &env);
+                flip(&memory, &entry);
             }),
         ),
     ];

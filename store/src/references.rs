@@ -162,6 +162,19 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Puts an entry whose object here is damaged as another store has it. False where a sound one was here.
+    pub fn restore_entry(&self, reference: &Reference, entry: &ReferenceEntry) -> Result<bool> {
+        let key = number::key_in(&directory(reference), entry.number)?;
+        let sound = |found: &[u8]| {
+            let found = unseal(found).and_then(ReferenceEntry::decode);
+            found.is_ok_and(|found| found.number == entry.number)
+        };
+        let bytes = seal(entry.encode());
+        self.put_sound(&key, &bytes, MAX_ENTRY_BYTES as u64 + 128, sound).map(|there| !there)
+    }
+}
+
 fn directory(reference: &Reference) -> String {
     let name = reference.name().replace('/', "+");
     format!("refs/{}/{name}/{}/", reference.kind(), reference.tag())

@@ -8,12 +8,12 @@ use crate::errors::{Outcome, Remedy};
 use crate::node::options::FsdOptions;
 use crate::settings::Settings;
 use imaged::fsck::{Checked, check, repair as mend};
-use layer::{Error, Result};
+use layer::{Error, ErrorKind, Result};
 use proto::v1::LocateRequest;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use store::{Store, TrustedKeys};
+use store::{Key, Store, TrustedKeys};
 
 /// Damage beyond this is only counted.
 const MAX_LISTED: usize = 1000;
@@ -126,10 +126,22 @@ fn verdict(damages: u64) -> Outcome {
     })
 }
 
+/// A store that is there already: one that is made now has nothing to mend with.
+fn existing(url: &str) -> Result<Store> {
+    let backend = store::open(url)?;
+    match backend.size(&Key::new("FORMAT")?) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(Error::not_found(format!("{} is no store", backend.describe())))
+        }
+        found => found.and_then(|_| Store::open(backend)),
+    }
+}
+
 /// `repair`
 pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
     #[derive(Serialize)]
     struct Mended {
+        entries: u64,
         documents: u64,
         signatures: u64,
         chunks: u64,
@@ -141,7 +153,7 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
         (images.store_url(&scene.settings)?, args.from.clone(), !args.skip_data);
     let repaired = super::blocking(move || {
         let store = Store::open(store::open(&url)?)?;
-        let from = from.map(|from| Store::open(store::open(&from)?)).transpose()?;
+        let from = from.map(|from| existing(&from)).transpose()?;
         mend(&store, from.as_ref(), read_data)
     })
     .await??;
@@ -153,6 +165,7 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
         }
     }
     let mended = Mended {
+        entries: repaired.entries,
         documents: repaired.documents,
         signatures: repaired.signatures,
         chunks: repaired.chunks,
@@ -161,7 +174,8 @@ pub async fn repair(scene: &Scene, args: &Repair) -> Outcome {
     };
     scene.out.result(&mended, || {
         format!(
-            "mended: {} environments and layers, {} signatures, {} chunks written, {} damaged packs removed\n{}",
+            "mended: {} entries of references, {} environments and layers, {} signatures, {} chunks written, {} damaged packs removed\n{}",
+            mended.entries,
             mended.documents,
             mended.signatures,
             mended.chunks,

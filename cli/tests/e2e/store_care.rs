@@ -79,6 +79,8 @@ fn a_store_is_collected_checked_mended_compared_and_carried_from_the_command_lin
     let damaged = world.line("fsck --read-data");
     assert_eq!(damaged.code, 1, "{damaged:?}");
     assert!(damaged.out.contains("env/both:1") && damaged.out.contains("is lost"), "{damaged:?}");
+    let nothing = world.path("nothing");
+    world.line(&format!("repair --from {}", nothing.display())).fails(1, "is no store");
     world.line(&format!("repair --from {}", spare.display())).ok();
     world.line("fsck --read-data").ok();
     world.line("fsck both:1 --read-data").ok();

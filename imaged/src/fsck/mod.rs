@@ -70,6 +70,8 @@ struct Parts {
     missing: HashMap<ChunkDigest, LayerId>,
     /// Layers that lack a chunk.
     hit: BTreeSet<LayerId>,
+    /// Entries of references that cannot be read.
+    entries: Vec<(Reference, u64)>,
     /// Names of signatures that are false, and why.
     signatures: BTreeMap<String, String>,
 }
@@ -283,6 +285,7 @@ impl Check<'_> {
                             false => Vec::new(),
                         };
                         self.done.damages.push(Damage { what: error.chain(), references });
+                        self.done.parts.entries.push((reference.clone(), number));
                         continue;
                     }
                     Err(error) => return Err(error),

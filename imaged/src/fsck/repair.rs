@@ -20,6 +20,8 @@ const ROUNDS: u32 = 4;
 /// What was mended.
 #[derive(Debug, Clone, Default)]
 pub struct Repaired {
+    /// Entries of references that were taken from the other store.
+    pub entries: u64,
     /// Environments and layers that were written anew.
     pub documents: u64,
     /// Signatures that were taken from the other store.
@@ -69,11 +71,13 @@ impl Mender<'_> {
     fn run(mut self, collector: &mut Collector, read_data: bool) -> Result<Repaired> {
         for _ in 0..ROUNDS {
             let checked = check(self.store, read_data)?;
-            let before = (self.done.documents, self.done.chunks, self.done.packs);
+            let sum = |done: &Repaired| done.entries + done.documents + done.chunks + done.packs;
+            let before = sum(&self.done);
             collector.check()?;
+            self.entries(&checked)?;
             self.documents(&checked)?;
             self.chunks(&checked, collector)?;
-            let done = (self.done.documents, self.done.chunks, self.done.packs) == before;
+            let done = sum(&self.done) == before;
             self.done.left = checked;
             if done {
                 break;
@@ -83,6 +87,25 @@ impl Mender<'_> {
             self.done.left = check(self.store, read_data)?;
         }
         Ok(self.done)
+    }
+
+    /// Takes entries of references from the other store, unless it tells another history: then its entry of that
+    /// number is another move.
+    fn entries(&mut self, checked: &Checked) -> Result<()> {
+        let Some(from) = self.from else { return Ok(()) };
+        for (reference, number) in &checked.parts.entries {
+            let Some(entry) = there(from.read_entry(reference, *number))? else { continue };
+            let mut is_same = true;
+            for beside in [number.saturating_sub(1), number.saturating_add(1)] {
+                let here = there(self.store.read_entry(reference, beside))?;
+                let other = there(from.read_entry(reference, beside))?;
+                is_same &= here.is_none() || other.is_none() || here == other;
+            }
+            if is_same && self.store.restore_entry(reference, &entry)? {
+                self.done.entries += 1;
+            }
+        }
+        Ok(())
     }
 
     fn documents(&mut self, checked: &Checked) -> Result<()> {
