@@ -22,6 +22,9 @@ const TRIES: u32 = 50;
 /// How long between two of them.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What the name of every holder of a snapshotter begins with.
+pub const HOLDER_PREFIX: &str = "containerd-";
+
 /// The daemon, as the snapshots of one root see it.
 #[derive(Debug, Clone)]
 pub struct Layers {
@@ -33,7 +36,7 @@ impl Layers {
     /// `root` tells the snapshots of one root from those of others.
     pub fn new(channel: Channel, root: &Path) -> Self {
         let key = Digest::of(root.as_os_str().as_bytes()).short();
-        Self { client: LayerFsClient::new(channel), prefix: format!("containerd-{key}-") }
+        Self { client: LayerFsClient::new(channel), prefix: format!("{HOLDER_PREFIX}{key}-") }
     }
 
     fn holder(&self, id: u64) -> String {

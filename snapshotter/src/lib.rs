@@ -24,4 +24,5 @@ mod service;
 mod state;
 
 pub use labels::{chain_id, pointer, sha256};
+pub use layers::HOLDER_PREFIX;
 pub use service::{Config, Service};

@@ -10,12 +10,14 @@ use crate::node::start::{self, Lifetime};
 use crate::progress::Bars;
 use crate::settings::Settings;
 use builder::export::Description;
-use layer::{Context, EnvId, Error, ErrorKind};
+use layer::{Context, EnvId, Error, ErrorKind, Result};
 use proto::v1::resolve_response::Target;
 use proto::v1::{AcquireLeaseRequest, ReleaseLeaseRequest};
 use serde::Serialize;
 use snapshotter::register::{Image, ImageLayer, Place, register};
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -50,6 +52,7 @@ pub async fn snapshotter(scene: &Scene, args: Snapshotter) -> Outcome {
         ErrorKind::Corrupt => Some(format!("remove {} with containerd's images", root.display())),
         _ => None,
     })?;
+    check_place(&socket).remedy(|_| Some("name another --socket".to_owned()))?;
     scene.out.notice(&format!("serving snapshots at {}", socket.display()));
     proto::connect::serve_unix(&socket, service.routes(), async move {
         tokio::select! {
@@ -59,6 +62,20 @@ pub async fn snapshotter(scene: &Scene, args: Snapshotter) -> Outcome {
     })
     .await
     .map_err(Failure::from)
+}
+
+/// The socket takes the place of a dead one: of nothing else, and of none that answers.
+fn check_place(socket: &Path) -> Result<()> {
+    let place = socket.display();
+    match std::fs::symlink_metadata(socket) {
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(Error::new(ErrorKind::Exists, format!("{place} is there and no socket")))
+        }
+        Ok(_) if UnixStream::connect(socket).is_ok() => {
+            Err(Error::new(ErrorKind::Busy, format!("another process listens on {place}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[derive(Debug, Serialize)]

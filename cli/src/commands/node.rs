@@ -77,7 +77,8 @@ pub async fn down(scene: &Scene, args: &Down) -> Outcome {
     })
 }
 
-/// Says what keeps the daemon alive behind the node, if anything does: mounts that no record knows.
+/// Says what keeps the daemon alive behind the node, if anything does: snapshots of containerd, or mounts that no
+/// record knows.
 async fn refuse_lingering(scene: &Scene) -> Outcome {
     let settings = &scene.settings;
     let Ok(channel) = proto::connect::unix(&settings.fsd_socket()).await else { return Ok(()) };
@@ -88,19 +89,27 @@ async fn refuse_lingering(scene: &Scene) -> Outcome {
         // Another node has come up and uses it.
         return Ok(());
     }
-    let pid = stats.into_inner().pid;
+    let stats = stats.into_inner();
+    let is_shown = |it: &String| it.starts_with(snapshotter::HOLDER_PREFIX);
+    let shown = stats.layers.iter().filter(|layer| layer.holders.iter().any(is_shown)).count();
     let lingering = mount::lingering(settings)?;
-    let what = match &lingering[..] {
-        [] => "a mount, an open file or a virtual machine uses a layer".to_owned(),
-        mounts => format!("layers are mounted at {}", mounts.join(", ")),
+    let (what, remedy) = match &lingering[..] {
+        // Their mounts are containerd's to take away, with its containers.
+        _ if shown > 0 => (
+            format!("containerd's snapshotter holds {shown} layers for snapshots"),
+            "remove the containers and images of containerd that stand on them (`ctr images rm --sync`)",
+        ),
+        [] => (
+            "a mount, an open file or a virtual machine uses a layer".to_owned(),
+            "take away what uses it",
+        ),
+        mounts => {
+            (format!("layers are mounted at {}", mounts.join(", ")), "unmount them (`umount`)")
+        }
     };
-    let text = format!("the node has ended, but the daemon, process {pid}, stays: {what}");
-    Err(Error::new(ErrorKind::Busy, text)).remedy(|_| {
-        Some(match lingering.is_empty() {
-            true => "take away what uses it, then `lamella down` again".to_owned(),
-            false => "unmount them (`umount`), then `lamella down` again".to_owned(),
-        })
-    })
+    let text = format!("the node has ended, but the daemon, process {}, stays: {what}", stats.pid);
+    Err(Error::new(ErrorKind::Busy, text))
+        .remedy(|_| Some(format!("{remedy}, then `lamella down` again")))
 }
 
 #[derive(Debug, Serialize)]

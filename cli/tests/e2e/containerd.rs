@@ -72,6 +72,12 @@ fn containerd_runs_an_image_that_loads_lazily() {
     let layout = image(&world);
     world.line(&format!("pull oci:{}:v1 -t team/app:v1", layout.display())).ok();
     let mut snapshotter = Snapshotter::start(&world);
+    // Another one takes neither its socket nor a file.
+    let other = format!("snapshotter --root {}", world.path("other").display());
+    world.line(&other).fails(1, "another process listens on");
+    let file = layout.join("index.json");
+    world.line(&format!("{other} --socket {}", file.display())).fails(1, "no socket; name another");
+    assert!(file.is_file());
     let containerd = Containerd::start(&world);
     let name = "registry.test/team/app:v1";
     let added = world.run(&containerd.add("team/app:v1", name)).ok().json();
@@ -114,6 +120,14 @@ fn containerd_runs_an_image_that_loads_lazily() {
 
     // As long as containers or images need a layer, it stays; then everything goes.
     assert!(alive(snapshotter.pid()));
+    let says = "containerd's snapshotter holds 3 layers for snapshots; remove the containers";
+    world.line("down").fails(1, says);
+    containerd.shows("long", "cat /etc/app", "hello from the middle\n");
+    // A mount starts the next node.
+    let place = world.path("place");
+    fs::create_dir(&place).unwrap();
+    world.line(&format!("mount team/app:v1 {}", place.display())).ok();
+    world.line(&format!("umount {}", place.display())).ok();
     containerd.remove("long");
     containerd.ctr(&["images", "rm", "--sync", name]).ok();
     eventually("layers are released", || held(&world).is_empty());
