@@ -3,7 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "rpc")]
     {
-        let files = ["v1/images.proto", "v1/layerfs.proto", "v1/network.proto", "v1/sandboxes.proto"];
+        let files =
+            ["v1/images.proto", "v1/layerfs.proto", "v1/network.proto", "v1/sandboxes.proto"];
         for file in files {
             println!("cargo::rerun-if-changed={file}");
         }

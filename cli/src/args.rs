@@ -17,8 +17,8 @@ mod sandboxes;
 mod sign;
 
 pub use call::Call;
-pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use commands::*;
+pub use containerd::{Containerd, ContainerdAdd, Snapshotter};
 pub use events::*;
 pub use images::*;
 pub use lifetime::*;
@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn a_configuration_counts_less_than_what_is_said() {
-        let text = "data = \"/file\"\nstore = \"/s\"\ncache-size = \"10G\"\nverify-metadata = true\n";
+        let text =
+            "data = \"/file\"\nstore = \"/s\"\ncache-size = \"10G\"\nverify-metadata = true\n";
         let told = Configuration::of(text).unwrap();
         let told = |line: &str| parse_with(line.split(' '), &told).unwrap();
         let cli = told("lamella up");

@@ -91,7 +91,8 @@ fn act(scene: Scene, cli: Cli) -> Outcome {
         Action::Virtiofs(args) => commands::virtiofs(args),
         action => {
             // A daemon has brought its own work to its end when it returns.
-            let is_daemon = matches!(action, Action::Up(_) | Action::Fsd(_) | Action::Snapshotter(_));
+            let is_daemon =
+                matches!(action, Action::Up(_) | Action::Fsd(_) | Action::Snapshotter(_));
             if !is_daemon {
                 node::log::to_stderr(if cli.verbose { "info" } else { "error" });
             }

@@ -111,7 +111,8 @@ impl Rpc for Calls {
         let publish = self.call(move |images| images.publish(&publish_id)).await?.into_inner();
         let rest = messages.map(|message| message.map_err(from_status));
         let chunks = tokio_stream::once(Ok(first)).chain(rest).map(|message| wire::chunk(message?));
-        let uploaded = upload::receive(self.images.clone(), publish, sender, Box::pin(chunks)).await;
+        let uploaded =
+            upload::receive(self.images.clone(), publish, sender, Box::pin(chunks)).await;
         let uploaded = uploaded.map_err(to_status)?;
         Ok(Response::new(v1::UploadChunksResponse {
             chunks_stored: uploaded.chunks_stored,

@@ -90,7 +90,11 @@ impl Node {
         let (running, waiting, ready) = self.functions.counts();
         page.gauge("calls_running", "Function calls that run.", running as u64);
         page.gauge("calls_waiting", "Function calls that wait for their turn.", waiting as u64);
-        page.gauge("call_containers_ready", "Containers that wait for function calls.", ready as u64);
+        page.gauge(
+            "call_containers_ready",
+            "Containers that wait for function calls.",
+            ready as u64,
+        );
         let took = "How long creates took that succeeded.";
         page.histogram("create_seconds", took, &meters.creates);
         let failed = meters.create_failures.get();

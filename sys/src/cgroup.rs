@@ -15,8 +15,8 @@ mod reclaim;
 mod shares;
 mod usage;
 
-pub use shares::Bandwidth;
 pub use meter::{Meter, Metered};
+pub use shares::Bandwidth;
 
 use crate::mount;
 use crate::process::{self, Pid, Reach};

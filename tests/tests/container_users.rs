@@ -52,7 +52,7 @@ async fn root_inside_is_nobody_of_the_host() -> Result<()> {
             client.shell(&id, "cat /proc/self/uid_map").await?.split_whitespace().last(),
             Some("65536")
         );
-        let init = users_of(client.get(&id).await?.init_pid.try_into()?)?;
+        let init = users_of(client.get(&id).await?.init_pid)?;
         assert!(init[0] >= 1 << 28 && init.iter().all(|user| *user == init[0]), "{init:?}");
         roots.push(init[0]);
     }
@@ -320,7 +320,7 @@ async fn a_layer_that_cannot_shift_owners_is_refused_where_users_are_required() 
                 assert!(works, "{users:?}");
                 assert_eq!(client.shell(&sandbox.id, "id -u").await?, "0\n");
                 let init = client.get(&sandbox.id).await?.init_pid;
-                assert_eq!(users_of(init.try_into()?)?[0], 0);
+                assert_eq!(users_of(init)?[0], 0);
                 client.stop(&sandbox.id).await?;
             }
             Err(error) => {

@@ -100,7 +100,12 @@ async fn kills_at_any_moment_leak_nothing() -> Result<()> {
         drop(node);
         busy.await?;
         let (node, client) = start(&world).await?;
-        let all = client.inner.clone().list(ListRequest { all: true, ..Default::default() }).await?.into_inner();
+        let all = client
+            .inner
+            .clone()
+            .list(ListRequest { all: true, ..Default::default() })
+            .await?
+            .into_inner();
         for sandbox in all.sandboxes {
             match sandbox.state() {
                 State::Running => {

@@ -113,7 +113,12 @@ async fn a_repeated_key_makes_one_sandbox() -> Result<()> {
     let (first, second) = (first?, second?);
     assert_eq!(first.id, second.id);
     assert_eq!(client.create(keyed).await?.id, first.id);
-    let all = client.inner.clone().list(ListRequest { all: true, ..Default::default() }).await?.into_inner();
+    let all = client
+        .inner
+        .clone()
+        .list(ListRequest { all: true, ..Default::default() })
+        .await?
+        .into_inner();
     assert_eq!(all.sandboxes.len(), 1);
     assert_eq!(client.get(&first.id[..4]).await?.id, first.id, "a prefix is enough");
     Ok(())
@@ -138,11 +143,8 @@ async fn bad_requests_are_told_and_leave_nothing() -> Result<()> {
 }
 
 async fn read(client: &Client, id: &str, path: &str) -> Result<(FileHeader, Vec<u8>)> {
-    let request = ReadFileRequest {
-        id: id.into(),
-        path: path.into(),
-        ..ReadFileRequest::default()
-    };
+    let request =
+        ReadFileRequest { id: id.into(), path: path.into(), ..ReadFileRequest::default() };
     let mut chunks = client.inner.clone().read_file(request).await?.into_inner();
     let (mut header, mut bytes) = (None, Vec::new());
     while let Some(chunk) = chunks.next().await {

@@ -183,10 +183,7 @@ impl Publisher for ImagesPublisher {
         let publish_id = self.publish_id();
         let parts: Vec<v1::CommitLayerPart> = file
             .chunks(PART_BYTES)
-            .map(|data| v1::CommitLayerPart {
-                publish_id: publish_id.clone(),
-                data: data.to_vec(),
-            })
+            .map(|data| v1::CommitLayerPart { publish_id: publish_id.clone(), data: data.to_vec() })
             .collect();
         let answer = self
             .handle

@@ -90,11 +90,8 @@ async fn read_header(
     id: &str,
     path: &str,
 ) -> Outcome<(FileHeader, Streaming<FileChunk>)> {
-    let request = ReadFileRequest {
-        id: id.to_owned(),
-        path: path.to_owned(),
-        ..ReadFileRequest::default()
-    };
+    let request =
+        ReadFileRequest { id: id.to_owned(), path: path.to_owned(), ..ReadFileRequest::default() };
     let mut stream = client.read_file(request).await.remedy(lost_sandbox)?.into_inner();
     match stream.message().await?.and_then(|chunk| chunk.part) {
         Some(file_chunk::Part::Header(header)) => Ok((header, stream)),

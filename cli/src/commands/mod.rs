@@ -5,7 +5,6 @@ mod build;
 mod cache;
 mod call;
 mod check;
-mod commands;
 mod compose;
 mod containerd;
 mod copy;
@@ -27,6 +26,7 @@ mod overlay_view;
 mod pack;
 mod profile;
 mod run;
+mod running;
 mod sandboxes;
 mod sign;
 mod stats;
@@ -88,11 +88,11 @@ pub async fn dispatch(scene: Scene, action: Action) -> Outcome {
         Action::Create(args) => sandboxes::create(&scene, args).await,
         Action::Call(args) => call::call(&scene, args).await,
         Action::Exec(args) => exec::exec(&scene, args).await,
-        Action::Commands(args) => commands::commands(&scene, args).await,
-        Action::Attach(args) => commands::attach(&scene, args).await,
-        Action::Tail(args) => commands::tail(&scene, args).await,
-        Action::Signal(args) => commands::signal(&scene, args).await,
-        Action::Wait(args) => commands::wait(&scene, args).await,
+        Action::Commands(args) => running::commands(&scene, args).await,
+        Action::Attach(args) => running::attach(&scene, args).await,
+        Action::Tail(args) => running::tail(&scene, args).await,
+        Action::Signal(args) => running::signal(&scene, args).await,
+        Action::Wait(args) => running::wait(&scene, args).await,
         Action::Files(args) => files::files(&scene, args).await,
         Action::Cp(args) => copy::copy(&scene, &args).await,
         Action::Ps(args) => sandboxes::ps(&scene, &args).await,

@@ -85,7 +85,8 @@ pub async fn collect(dir: &Path, channel: &Channel, thorough: bool) -> Outcome {
         return Ok(());
     }
     let mut client = SandboxesClient::new(channel.clone());
-    let sandboxes = client.list(ListRequest { all: true, ..Default::default() }).await?.into_inner().sandboxes;
+    let sandboxes =
+        client.list(ListRequest { all: true, ..Default::default() }).await?.into_inner().sandboxes;
     for sandbox in sandboxes {
         let Some(key) = sandbox.labels.get(LABEL) else { continue };
         if keys.contains(key) || !dir.join(key).exists() {

@@ -31,9 +31,9 @@ use crate::settings::Settings;
 use layer::layer_file::LayerFile;
 use layer::reference::Target;
 use layer::{Context, EnvId, Error, ErrorKind, LayerId, Result};
-use proto::v1::{ListRequest, ResolveResponse};
 use proto::v1::resolve_response::Target as Resolved;
 use proto::v1::sandboxes_client::SandboxesClient;
+use proto::v1::{ListRequest, ResolveResponse};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -174,13 +174,14 @@ impl Node {
         let daemon = Daemon::start(settings, options).await?;
         let leases = NodeLeases::new(images.clone(), settings.data());
         let trust = trusted.map(Trust::new);
-        let runtime = match open_runtime(settings, of_sandboxes, &images, &leases, store, trust).await {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                daemon.finish().await?;
-                return Err(error.into());
-            }
-        };
+        let runtime =
+            match open_runtime(settings, of_sandboxes, &images, &leases, store, trust).await {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    daemon.finish().await?;
+                    return Err(error.into());
+                }
+            };
         let sandboxes = proto::connect::in_process(runtime.routes()).await?;
         let routes = merge(images.routes(), runtime.routes());
         Ok(Self { routes, sandboxes, daemon, runtime, leases, images })

@@ -7,9 +7,9 @@ mod bench;
 mod commands;
 mod containerd;
 mod direct;
-mod events;
 #[path = "../../../store/tests/places/double.rs"]
 mod double;
+mod events;
 #[path = "../../../store/tests/places/folder.rs"]
 mod folder;
 mod full_disk;

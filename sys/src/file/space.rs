@@ -269,11 +269,15 @@ impl FileSystem {
     }
 }
 
-/// Whether a file system has no room for one more block or one more file. What cannot be asked is not full.
+/// Whether a file system has no room for one more write or one more file. What cannot be asked is not full.
 pub fn is_full(path: &std::path::Path) -> bool {
+    /// ext4 refuses a write while it holds a few blocks back for the tables of what is not written out yet.
+    const HELD_BACK_BYTES: u64 = 256 << 10;
     let Ok(now) = rustix::fs::statvfs(path) else { return false };
+    let left = now.f_bavail.saturating_mul(now.f_frsize);
+    let total = now.f_blocks.saturating_mul(now.f_frsize);
     // Some file systems have no bound on files, and say zero of zero.
-    now.f_bavail == 0 || (now.f_files > 0 && now.f_ffree == 0)
+    left < HELD_BACK_BYTES.min(total / 64) || left == 0 || (now.f_files > 0 && now.f_ffree == 0)
 }
 
 /// Asks about the file system that an open file lies on.
