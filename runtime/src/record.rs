@@ -175,15 +175,15 @@ pub struct Record {
     /// What it reaches on the network, and what reaches it.
     #[serde(default)]
     pub network: NetworkRecord,
+    /// How long it lives.
+    #[serde(default)]
+    pub lifetime: Lifetime,
     /// The name of its profile.
     #[serde(default)]
     pub profile: String,
     /// What it cannot change.
     #[serde(default)]
     pub protected: Vec<ProtectedPath>,
-    /// How long it lives.
-    #[serde(default)]
-    pub lifetime: Lifetime,
     /// How it ended.
     pub end: Option<End>,
     /// Finds the running instance.

@@ -119,14 +119,14 @@ pub struct Spec {
     pub cpuset: Option<String>,
     #[command(flatten)]
     pub network: super::NetworkSpec,
+    #[command(flatten)]
+    pub lifetime: super::LifetimeSpec,
     /// What it may ask of the kernel, and which rights its root has
     #[arg(long, value_enum, default_value_t)]
     pub profile: SandboxProfile,
     /// Let nobody inside change what is at this path, nor move or replace it; with `:hidden` nor read it
     #[arg(long, value_name = "PATH[:ro|hidden]", value_parser = protected)]
     pub protect: Vec<Protected>,
-    #[command(flatten)]
-    pub lifetime: super::LifetimeSpec,
     /// Label the sandbox
     #[arg(short, long = "label", value_name = "K=V", value_parser = pair)]
     pub labels: Vec<(String, String)>,

@@ -178,7 +178,8 @@ async fn await_program(scene: &Scene, node: u32, program: Program) -> Outcome<St
 /// Stops every sandbox that is alive; says which.
 pub async fn stop_all(channel: &Channel) -> Outcome<Vec<String>> {
     let mut client = SandboxesClient::new(channel.clone());
-    let alive = client.list(ListRequest { all: false, ..Default::default() }).await?.into_inner().sandboxes;
+    let alive =
+        client.list(ListRequest { all: false, ..Default::default() }).await?.into_inner().sandboxes;
     let stops = alive.into_iter().map(|sandbox| {
         let mut client = client.clone();
         tokio::spawn(async move {
