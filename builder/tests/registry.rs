@@ -160,6 +160,19 @@ fn tags_digests_and_platforms_lead_to_an_image() {
 }
 
 #[test]
+fn an_image_without_an_index_is_not_taken_for_one_of_another_platform() {
+    let server = one_image().serve();
+    let for_platform = |platform: &str| {
+        let platform = Some(platform.parse().unwrap());
+        pull(&server, ":v1", &BuildOptions { platform, ..stacked() })
+    };
+    assert!(for_platform("linux/amd64").is_ok());
+    let error = for_platform("linux/s390x").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.chain().contains("only for linux/amd64"), "{}", error.chain());
+}
+
+#[test]
 fn an_interrupted_blob_goes_on_where_it_ended() {
     let expected = pulled(&one_image().serve()).layer_ids();
     let content = one_image();

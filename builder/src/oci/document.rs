@@ -40,7 +40,7 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
     }
 
-    fn fits(&self, descriptor: &Descriptor) -> bool {
+    pub(super) fn fits(&self, descriptor: &Descriptor) -> bool {
         descriptor.platform().as_ref().is_some_and(|platform| {
             platform.os() == &Os::from(self.os.as_str())
                 && platform.architecture() == &Arch::from(self.architecture.as_str())
@@ -100,6 +100,8 @@ impl From<&Descriptor> for Referrer {
 pub(super) struct Manifest {
     pub manifest: ImageManifest,
     pub bytes: Vec<u8>,
+    /// Whether an index led to it, by the platform that was wanted.
+    pub by_index: bool,
 }
 
 /// Enough of a document to tell what it is.
@@ -120,7 +122,7 @@ pub(super) fn resolve(
     fetch: &dyn Fn(&Descriptor) -> Result<Vec<u8>>,
 ) -> Result<Manifest> {
     // Digests allow no circle, but whoever answers by tags could go on for ever.
-    for _ in 0..MAX_INDEX_DEPTH {
+    for depth in 0..MAX_INDEX_DEPTH {
         let shape: Shape = parse(&bytes, &name)?;
         match (shape.manifests.is_some(), shape.layers.is_some() || shape.config.is_some()) {
             (true, true) => {
@@ -136,7 +138,7 @@ pub(super) fn resolve(
             (false, true) => {
                 let manifest: ImageManifest = parse(&bytes, &name)?;
                 check_manifest(&manifest, &name)?;
-                return Ok(Manifest { manifest, bytes });
+                return Ok(Manifest { manifest, bytes, by_index: depth > 0 });
             }
             (false, false) => {
                 let version = shape.schema_version.unwrap_or(0);
@@ -169,9 +171,21 @@ fn check_manifest(manifest: &ImageManifest, name: &str) -> Result<()> {
     check_digest(manifest.config().digest().as_ref())
 }
 
-/// The configuration that belongs to these layers.
-pub(super) fn configuration(bytes: &[u8], layers: usize) -> Result<ImageConfiguration> {
+/// The configuration that belongs to these layers. `wanted` is the platform that was asked for where no index has
+/// decided about it.
+pub(super) fn configuration(
+    bytes: &[u8],
+    layers: usize,
+    wanted: Option<&Platform>,
+) -> Result<ImageConfiguration> {
     let config: ImageConfiguration = parse(bytes, "the configuration")?;
+    if let Some(wanted) = wanted {
+        let (os, architecture) = (config.os().to_string(), config.architecture().to_string());
+        if (&os, &architecture) != (&wanted.os, &wanted.architecture) {
+            let text = format!("no image for {wanted}, only for {os}/{architecture}");
+            return Err(Error::not_found(text));
+        }
+    }
     if config.os() != &Os::Linux {
         let text = format!("an image for {}, not for linux", config.os());
         return Err(Error::new(ErrorKind::Unsupported, text));

@@ -148,7 +148,8 @@ fn from_layout(
     let found = resolve(files.described(chosen)?, name, platform, &|it| files.described(it))?;
     let descriptors = found.manifest.layers();
     let config_bytes = files.described(found.manifest.config())?;
-    let config = configuration(&config_bytes, descriptors.len())?;
+    let wanted = platform.filter(|platform| !found.by_index && !platform.fits(chosen));
+    let config = configuration(&config_bytes, descriptors.len(), wanted)?;
     let parts = ImageParts {
         layers: LayerPlan::all(&config, descriptors),
         documents: Documents::new(Some(found.bytes), config_bytes)?,
@@ -199,7 +200,7 @@ fn from_docker(
     };
     let config_bytes = files.document(&image.config)?;
     let names = image.layers.clone().unwrap_or_default();
-    let config = configuration(&config_bytes, names.len())?;
+    let config = configuration(&config_bytes, names.len(), options.platform.as_ref())?;
     let parts = ImageParts {
         layers: LayerPlan::all(&config, &[]),
         documents: Documents::new(None, config_bytes)?,

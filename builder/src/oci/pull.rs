@@ -31,7 +31,8 @@ pub(crate) fn pull(
         let found = resolve(first.bytes, first.digest, options.platform.as_ref(), &fetch)?;
         let descriptors = found.manifest.layers();
         let config_bytes = registry.document(found.manifest.config(), false)?;
-        let config = configuration(&config_bytes, descriptors.len())?;
+        let wanted = options.platform.as_ref().filter(|_| !found.by_index);
+        let config = configuration(&config_bytes, descriptors.len(), wanted)?;
         let parts = ImageParts {
             layers: LayerPlan::all(&config, descriptors),
             documents: Documents::new(Some(found.bytes), config_bytes)?,
