@@ -77,7 +77,7 @@ async fn every_end_of_a_call_is_told() -> Result<()> {
             124,
         ),
         (bounded(memory, "tail /dev/zero"), end::How::Oom(true), 137),
-        (bounded(disk, "yes > /big"), end::How::DiskFull(true), 1),
+        (bounded(disk.clone(), "yes > /big"), end::How::DiskFull(true), 1),
         (bounded(disk, "cat /dev/zero > /big"), end::How::DiskFull(true), 1),
         // Without a disk of its own it is stopped at the usual bound.
         (shell("cat /dev/zero > /big"), end::How::DiskFull(true), 137),
