@@ -6,6 +6,7 @@
 use crate::output::escape;
 use crate::settings::Settings;
 use layer::{Error, ErrorKind};
+use rustix::process::geteuid;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -106,7 +107,7 @@ impl Failure {
 /// Advice that is right for a kind wherever it comes from.
 fn general_remedy(error: &Error) -> Option<&'static str> {
     match error.kind() {
-        ErrorKind::Denied => Some("run as root"),
+        ErrorKind::Denied if !geteuid().is_root() => Some("run as root"),
         ErrorKind::NoSpace => {
             Some("free some space, or choose another place with --store or --data")
         }
@@ -115,7 +116,8 @@ fn general_remedy(error: &Error) -> Option<&'static str> {
         // An errno without a kind of its own is the system's word, not a defect.
         ErrorKind::Internal if one_line(error).contains("(os error ") => None,
         ErrorKind::Internal => Some("this is a defect of lamella; -v shows the whole chain"),
-        ErrorKind::NotFound
+        ErrorKind::Denied
+        | ErrorKind::NotFound
         | ErrorKind::Exists
         | ErrorKind::Invalid
         | ErrorKind::Busy
@@ -222,6 +224,12 @@ mod tests {
         assert_eq!(one_line(&Error::not_found("base/x:1")), "base/x:1");
         let repeated = Error::corrupt("x").context("open x");
         assert_eq!(one_line(&repeated), "open x");
+    }
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        let denied = Error::new(ErrorKind::Denied, "Read-only file system");
+        assert_eq!(general_remedy(&denied).is_none(), geteuid().is_root());
     }
 
     #[test]

@@ -158,6 +158,11 @@ impl Drop for Stack {
     }
 }
 
+/// The id as the sandbox knows it: each has 65,536 of the host's, from a multiple of that on.
+fn seen_inside(id: u32) -> u32 {
+    id % 65_536
+}
+
 /// All that a sandbox can see of an entry.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
@@ -201,7 +206,7 @@ fn view(sandbox: &Sandbox) -> Result<BTreeMap<PathBuf, Seen>> {
             };
             let seen = Seen {
                 mode: stat.mode(),
-                owner: (stat.uid(), stat.gid()),
+                owner: (seen_inside(stat.uid()), seen_inside(stat.gid())),
                 rdev: stat.rdev(),
                 mtime: (stat.mtime(), stat.mtime_nsec()),
                 target: if kind.is_symlink() { Some(std::fs::read_link(&path)?) } else { None },

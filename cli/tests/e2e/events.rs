@@ -200,7 +200,7 @@ fn a_follower_hears_what_happens_across_small_files() {
             break;
         }
     }
-    kill(follower.id(), 2);
+    kill(follower.id(), 15);
     follower.wait().unwrap();
     assert_eq!(heard.iter().filter(|kind| *kind == "file_change").count(), 20, "{heard:?}");
     assert!(fs::read_dir(world.data().join("events")).unwrap().count() > 2);

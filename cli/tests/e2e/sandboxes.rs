@@ -272,10 +272,12 @@ fn two_runs_share_one_ephemeral_node() {
 #[test]
 fn other_backends_say_that_they_do_not_exist() {
     let world = world();
-    for backend in ["microvm", "vm", "fncall"] {
+    for (backend, instead) in
+        [("microvm", "container"), ("vm", "container"), ("fncall", "lamella call")]
+    {
         let done = world.line(&format!("run --rm --backend {backend} box:1 -- true"));
         assert_eq!(done.code, 1, "{}", done.err);
-        assert!(done.err.contains("container"), "{}", done.err);
+        assert!(done.err.contains(instead), "{}", done.err);
     }
     world.nothing_is_left();
 }
