@@ -188,7 +188,7 @@ impl Output {
         let _next_start_removes_it = std::fs::remove_file(self.path(segment.start));
     }
 
-    /// Nothing more is written for now; gives up the open file.
+    /// Closes the open file; the next write begins a new one.
     pub fn rest(&self) {
         self.lock().file = None;
     }
